@@ -1,0 +1,1 @@
+"""A job's life: records in, rows through the stages, answers out."""

@@ -1,0 +1,40 @@
+"""What one record asks for, and what became of it, in tokens and in text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen (architecture: sampling without state). Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    seed: int = 0  # 64 bits; with the position it fixes the noise, wherever the row is computed
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A record ready to be generated: its prompt in tokens, never empty, and within the context."""
+
+    line: int  # 1-based line of the job file
+    tokens: tuple[int, ...]
+    max_tokens: int  # >= 1; prompt and answer together are within the model's context
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A request's answer. `tokens` excludes the end token; `text` excludes the stop string."""
+
+    line: int
+    tokens: tuple[int, ...]
+    text: str
+    generated: int  # tokens the model produced, the end token included
+    finish_reason: FinishReason

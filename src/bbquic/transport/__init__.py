@@ -1,0 +1,1 @@
+"""Messages between machines: framing, identity, and endpoints that carry them over QUIC."""
