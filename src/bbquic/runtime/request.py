@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bbquic.model.sampling import Sampling
+
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a token is chosen (architecture: sampling without state). Temperature 0 is greedy."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: no limit
-    seed: int = 0  # 64 bits; with the position it fixes the noise, wherever the row is computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The model: its files, its blocks, its tokens. Knows nothing of nodes or jobs."""
