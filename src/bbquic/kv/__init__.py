@@ -1,0 +1,1 @@
+"""Keys and values: where they lie, and attention over them where they lie."""

@@ -1,0 +1,28 @@
+"""How an arena is cut: pure numbers, for those who plan it and those who hold it alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CELL_ALIGNMENT = 16  # tokens; capacities are multiples of it, so that slots start on cache lines
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRange:
+    """A micro-batch's share of the arena: `slots` equal slots of `capacity` tokens from cell `offset`."""
+
+    offset: int
+    slots: int
+    capacity: int
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.slots < 1 or self.capacity < 1:
+            raise ValueError(f"not a slot range: {self}")
+
+    @property
+    def stop(self) -> int:
+        """The first cell behind the range."""
+        return self.offset + self.slots * self.capacity
+
+    def overlaps(self, other: SlotRange) -> bool:
+        return self.offset < other.stop and other.offset < self.stop

@@ -1,0 +1,57 @@
+"""The KV store of a stage: one arena a block, cut into ranges of slots."""
+
+from __future__ import annotations
+
+import torch
+
+from bbquic.kv.ranges import SlotRange
+from bbquic.units import Bytes
+
+def bytes_per_cell(*, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Bytes:
+    """Memory of one token's keys and values in one block."""
+    return Bytes(2 * kv_heads * head_dim * dtype.itemsize)
+
+
+class Arena:
+    """Keys and values of a stage's blocks, reserved once; a cell holds one token's in one block.
+
+    A range of the arena is seen as `[slots, kv_heads, capacity, head_dim]`: a view, never a copy, so
+    ranges can be cut anew at any time without moving a byte. Cells start as zeros and are only ever
+    overwritten by finite values, so masked cells cannot turn an attention output into NaN.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: range,
+        cells: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Raises: RuntimeError (torch's own out-of-memory) when the device cannot hold it."""
+        self.blocks = blocks
+        self.cells = cells
+        self._kv_heads = kv_heads
+        self._head_dim = head_dim
+        self._width = kv_heads * head_dim
+        shape = (len(blocks), cells * self._width)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> Bytes:
+        return Bytes(self._keys.nbytes + self._values.nbytes)
+
+    def view(self, block: int, where: SlotRange) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a range in one block, each `[slots, kv_heads, capacity, head_dim]`.
+
+        Raises: ValueError for a block this stage does not hold or a range outside the arena.
+        """
+        if where.stop > self.cells:
+            raise ValueError(f"{where} ends behind the arena's {self.cells} cells")
+        index = self.blocks.index(block)
+        span = slice(where.offset * self._width, where.stop * self._width)
+        shape = (where.slots, self._kv_heads, where.capacity, self._head_dim)
+        return self._keys[index, span].view(shape), self._values[index, span].view(shape)

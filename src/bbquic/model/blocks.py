@@ -1,0 +1,104 @@
+"""The blocks of a stage, computed by transformers' own decoder layers on packed rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from bbquic.errors import ModelError
+from bbquic.kv.attention import PackedAttention, packed_attention
+from bbquic.model.spec import FamilySpec, load_class
+from bbquic.units import Bytes
+
+ATTENTION = "bbquic_packed"  # our name in transformers' attention interface
+
+AttentionInterface.register(ATTENTION, packed_attention)
+
+
+class StageModel:
+    """A contiguous range of blocks; the first stage also embeds, the last has norm and head.
+
+    Everything is a pack `[T, D]` without padding. Holds no KV: attention goes to the PackedAttention
+    that comes with each pack.
+    """
+
+    def __init__(
+        self,
+        spec: FamilySpec,
+        config: Any,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        blocks: range,
+        embeds: bool,
+        heads: bool,
+    ) -> None:
+        """`tensors` are those of `weights.tensors_for`, in one dtype on one device; they are not copied.
+
+        Raises: ModelError naming a tensor that is missing, left over or of another shape.
+        """
+        config = copy.deepcopy(config)
+        config._attn_implementation = ATTENTION
+        first = next(iter(tensors.values()))
+        self.blocks = blocks
+        self.dtype, self.device = first.dtype, first.device
+        self.hidden_size = int(config.hidden_size)
+        self.kv_heads, self.head_dim = kv_shape(config)
+        self.nbytes = Bytes(sum(tensor.nbytes for tensor in tensors.values()))
+        self._embedding = tensors[spec.weights.embed] if embeds else None
+        self._head = tensors[spec.head_name(config)] if heads else None
+        layer = load_class(spec.classes.decoder_layer)
+        with torch.device("meta"):
+            self._layers = [layer(config, block).eval() for block in blocks]
+            self._norm = load_class(spec.classes.norm)(config.hidden_size, eps=config.rms_norm_eps)
+        for block, module in zip(blocks, self._layers, strict=True):
+            _assign(module, tensors, spec.block_prefix(block))
+        if heads:
+            self._norm.weight = nn.Parameter(tensors[spec.weights.norm], requires_grad=False)
+        self._rotary = load_class(spec.classes.rotary_embedding)(config=config).to(self.device)
+
+    @torch.inference_mode()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to hidden states [T, D]. Raises: ModelError for an id outside the vocabulary."""
+        assert self._embedding is not None, "only the first stage embeds"
+        if int(tokens.max()) >= len(self._embedding) or int(tokens.min()) < 0:
+            raise ModelError(f"token {int(tokens.max())} is outside the vocabulary of {len(self._embedding)}")
+        return nn.functional.embedding(tokens, self._embedding)
+
+    @torch.inference_mode()
+    def run(self, hidden: torch.Tensor, positions: torch.Tensor, rows: PackedAttention) -> torch.Tensor:
+        """A pack [T, D] through the blocks; `positions` [T] are each token's in its sequence."""
+        pack = hidden[None]  # [1, T, D]
+        ids = positions[None]
+        rotary = self._rotary(pack, ids)
+        for layer in self._layers:
+            pack = layer(pack, attention_mask=None, position_ids=ids, position_embeddings=rotary, rows=rows)
+        return pack[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [S, D] behind the last block to logits [S, V]."""
+        assert self._head is not None, "only the last stage has the head"
+        return nn.functional.linear(self._norm(hidden), self._head)
+
+
+def kv_shape(config: Any) -> tuple[int, int]:
+    """(key/value heads, their size), as the config has them or as they follow from it."""
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return kv_heads, head_dim
+
+
+def _assign(module: nn.Module, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
+    """Give a module made on the meta device its weights, exactly those it has."""
+    state = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    try:
+        module.load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as error:
+        raise ModelError(f"the weights of {prefix.rstrip('.')} do not fit its layer: {error}") from error
+    module.requires_grad_(False)

@@ -1,0 +1,212 @@
+"""The messages of the engine: their headers as types that cannot be wrong once built.
+
+`docs/wire-format.md` has the same as tables. Headers are msgpack maps (rows are arrays); what decodes
+them is `transport.message.decode_header_untrusted`, so a wrong type or a missing field never gets here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from bbquic.kv.ranges import SlotRange
+from bbquic.model.manifest import Manifest
+from bbquic.model.sampling import Sampling
+
+JobId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+NodeName = Annotated[str, Meta(min_length=1, max_length=63)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Natural = Annotated[int, Meta(ge=0, le=2**40)]
+Positive = Annotated[int, Meta(ge=1, le=2**40)]
+
+MAX_ROWS = 4096  # rows of one pack; more is a bug or an attack, not a batch
+MAX_STAGES = 256
+MAX_MICRO_BATCHES = 1024
+
+
+class WireSampling(Struct, frozen=True, array_like=True):
+    """`model.sampling.Sampling` on the wire; greedy rows send none of it."""
+
+    temperature: Annotated[float, Meta(gt=0, le=100)]
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+    top_k: Annotated[int, Meta(ge=0, le=2**31)]
+    seed: Annotated[int, Meta(ge=0, lt=2**64)]
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> WireSampling | None:
+        if sampling.temperature == 0:
+            return None
+        return cls(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
+
+    def plain(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.seed)
+
+
+class Row(Struct, frozen=True, array_like=True):
+    """What one sequence contributes to one pass: `count` tokens at positions `first` and on.
+
+    A slot's generation rises each time another sequence takes the slot. `wants_token` marks the row
+    whose last position is to be turned into a token: a decode row, or the last chunk of a prompt.
+    """
+
+    slot: Natural
+    generation: Natural
+    first: Natural
+    count: Positive
+    wants_token: bool
+    sampling: WireSampling | None
+
+
+class StageTiming(Struct, frozen=True, array_like=True):
+    """What one stage did with one micro-batch; seconds on its own clock, bytes of the tensor sent on."""
+
+    node: NodeName
+    queue: float
+    compute: float
+    sent: Natural
+
+
+class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows on their way through the stages: ROWS with token ids, HIDDEN with a tensor `[T, D]` as body.
+
+    Identity is (job, epoch, micro_batch, step). Every pack names the range of the arena that its
+    micro-batch owns as (offset, slots, capacity), so that cutting ranges anew needs no message.
+    """
+
+    job: JobId
+    epoch: Natural
+    micro_batch: Annotated[int, Meta(ge=0, lt=MAX_MICRO_BATCHES)]
+    step: Natural
+    range: tuple[Natural, Positive, Positive]
+    rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_ROWS)]
+    tokens: bytes = b""  # T ids, little-endian int32; empty behind the first stage
+    timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
+
+    @property
+    def slot_range(self) -> SlotRange:
+        return SlotRange(*self.range)
+
+    @property
+    def token_count(self) -> int:
+        """T, the rows' lengths together."""
+        return sum(row.count for row in self.rows)
+
+
+class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """TOKENS: the answers of a pass, one token for each row that wanted one, in row order."""
+
+    job: JobId
+    epoch: Natural
+    micro_batch: Natural
+    step: Natural
+    tokens: Annotated[tuple[Natural, ...], Meta(max_length=MAX_ROWS)]
+    timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
+
+
+class Stage(Struct, frozen=True, forbid_unknown_fields=True):
+    """Blocks `first` to `stop` (not included) on a node."""
+
+    node: NodeName
+    first: Natural
+    stop: Positive
+
+    @property
+    def blocks(self) -> range:
+        return range(self.first, self.stop)
+
+    def __str__(self) -> str:
+        return f"{self.node} (blocks {self.first}-{self.stop - 1})"
+
+
+class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """PLAN: the whole layout, and the manifest of what the addressed node is to hold."""
+
+    job: JobId
+    epoch: Natural
+    model: Name
+    dtype: Name
+    stages: Annotated[tuple[Stage, ...], Meta(min_length=1, max_length=MAX_STAGES)]
+    cells: Positive  # arena size of every stage, in tokens
+    micro_batches: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCHES)]
+    manifest: Manifest
+
+    def __post_init__(self) -> None:
+        expected = 0
+        for stage in self.stages:
+            if stage.first != expected or stage.stop <= stage.first:
+                raise ValueError(f"stages leave a gap or overlap at block {expected}")
+            expected = stage.stop
+        if len({stage.node for stage in self.stages}) != len(self.stages):
+            raise ValueError("a node has two stages")
+
+
+class ReadyHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """READY: the addressed node holds its blocks and reaches the next stage."""
+
+    job: JobId
+    epoch: Natural
+    weights: Natural  # bytes
+    arena: Natural  # bytes
+    seconds: float
+
+
+class RefusedHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """REFUSED: why a node does not do what was asked of it."""
+
+    job: JobId
+    reason: Text
+    hint: Text | None = None
+
+
+class ReleaseHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """RELEASE (the job ended) or CANCEL (it ends now): free what it holds."""
+
+    job: JobId
+
+
+class DescribeHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """DESCRIBE: what are you, and can you run this model?"""
+
+    model: Name
+
+
+class DescriptionHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """DESCRIPTION: figures as measured on the node, never a datasheet's."""
+
+    node: NodeName
+    device: Name
+    memory_free: Natural  # bytes
+    threads: Positive
+    dtypes: tuple[Name, ...]
+    has_model: bool
+    job: JobId | None  # what it is busy with
+
+
+class FailedHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """FAILED: a stage could not compute a pack; never the pack passed on."""
+
+    job: JobId
+    epoch: Natural
+    node: NodeName
+    blocks: Name
+    micro_batch: Natural
+    step: Natural
+    code: Name
+    message: Text
+
+
+class PingHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """PING: are you there, and at what? Answered whatever the node is computing."""
+
+    number: Natural
+
+
+class PongHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """PONG: `activity` says in words what the node does just now and `since` for how many seconds."""
+
+    number: Natural
+    activity: Text
+    since: float
+    queued: Natural
