@@ -59,6 +59,10 @@ class Record:
     seed_given: bool  # False for a sampled record: its seed was drawn, and the answer reports it
     stop: tuple[str, ...]
 
+    def refused(self, error: RecordError) -> BadRecord:
+        """What becomes of the record when it turns out later that it cannot be answered."""
+        return BadRecord(self.line, self.id, self.input_sha, error.code, error.message)
+
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
