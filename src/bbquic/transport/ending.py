@@ -1,0 +1,102 @@
+"""How a connection ends: codes on the wire, and what each side tells its owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from bbquic.errors import ConnectionLost, PeerRefused, RemoteProtocolError, TransportError
+from bbquic.transport.identity import Fingerprint
+from bbquic.units import Seconds
+
+MAX_REASON = 512  # bytes of UTF-8: a reason phrase must fit a 1200-byte datagram with room to spare
+
+
+class CloseCode(IntEnum):
+    """Application error codes of CONNECTION_CLOSE."""
+
+    DONE = 0x100  # its owner closed it
+    UNPINNED = 0x101  # the key is not pinned
+    REFUSED = 0x102  # the two cannot work together; the phrase says why
+    BAD_MESSAGE = 0x103  # a message broke the protocol; the phrase says how
+    BUSY = 0x104  # too many connections
+    NO_HELLO = 0x105  # handshake or hello took too long
+    INTERNAL = 0x106  # this side failed
+
+
+class ResetCode(IntEnum):
+    """Application error codes of RESET_STREAM."""
+
+    CANCELLED = 0x110  # the sender gave the message up half way; it is dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a channel ended. Each who asks gets an exception of its own, as tracebacks are not shared."""
+
+    error_type: type[TransportError]
+    text: str
+    hint: str | None = None
+
+    def error(self) -> TransportError:
+        return self.error_type(self.text, hint=self.hint)
+
+
+def closed_here(peer: str, reason: str) -> Ending:
+    return Ending(ConnectionLost, f"the connection to {peer} was closed here" + _because(reason))
+
+
+def silent(peer: str, after: Seconds) -> Ending:
+    return Ending(ConnectionLost, f"nothing was heard from {peer} for {after:.3g} s")
+
+
+def bad_message(peer: str, error: TransportError) -> Ending:
+    return Ending(RemoteProtocolError, f"{peer} broke the protocol: {error}")
+
+
+def wrong_key(peer: str, fingerprint: Fingerprint | None) -> Ending:
+    key = fingerprint or "no key at all"
+    return Ending(
+        PeerRefused,
+        f"{peer} answered with a key that is not pinned for it: {key}",
+        hint=f"check {peer}'s address; if it has a new key, add it to {peer}'s keys in peers.toml",
+    )
+
+
+def unpinned_reason(fingerprint: Fingerprint | None) -> str:
+    """What a machine is told whose key the other does not know."""
+    return f"{fingerprint or 'no key'} is not pinned in peers.toml"
+
+
+def closed_by_peer(peer: str, code: int, reason: str) -> Ending:
+    """What a peer's close means to us. `reason` is the peer's text and not trusted to be printable."""
+    reason = printable(reason)
+    if code == CloseCode.DONE:
+        return Ending(ConnectionLost, f"{peer} closed the connection" + _because(reason))
+    if code == CloseCode.UNPINNED:
+        return Ending(
+            PeerRefused,
+            f"{peer} does not know this machine's key" + _because(reason),
+            hint=f"paste this machine's [[peer]] entry into peers.toml on {peer} and restart it there",
+        )
+    if code == CloseCode.REFUSED:
+        return Ending(PeerRefused, reason or f"{peer} refused the connection")
+    if code == CloseCode.BUSY:
+        return Ending(PeerRefused, f"{peer} has too many connections" + _because(reason))
+    if code == CloseCode.BAD_MESSAGE:
+        return Ending(ConnectionLost, f"{peer} rejected a message from here" + _because(reason))
+    return Ending(ConnectionLost, f"the connection to {peer} ended with code {code:#x}" + _because(reason))
+
+
+def printable(text: str) -> str:
+    """A stranger's text, fit for a terminal and a log: one line, no control characters, bounded."""
+    return "".join(char if char.isprintable() else "?" for char in cut(text))
+
+
+def cut(text: str, limit: int = MAX_REASON) -> str:
+    """`text`, at most `limit` bytes long in UTF-8."""
+    return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
