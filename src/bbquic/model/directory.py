@@ -6,7 +6,7 @@ Opening reads config.json alone; of a weight file, its header when one of its te
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,14 @@ class ModelDirectory:
         """Tokens of prompt and answer together that the model was made for."""
         return self._count("max_position_embeddings")
 
+    @property
+    def head_name(self) -> str:
+        """The tensor the LM head multiplies by; transformers is asked only where config.json is silent."""
+        tied = self.fields.get("tie_word_embeddings")
+        if tied is None:
+            return self.spec.head_name(self.config)
+        return self.spec.weights.embed if tied else self.spec.weights.head
+
     @cached_property
     def eos(self) -> frozenset[int]:
         """Tokens that end an answer: the generation config's, the config's and the tokenizer's together."""
@@ -110,6 +118,13 @@ class ModelDirectory:
         if name not in header:
             raise ModelError(f"{self.files[name]} does not hold {name}, which {INDEX} says it does")
         return header[name]
+
+    def by_file(self, names: Iterable[str]) -> dict[Path, list[StoredTensor]]:
+        """The files that hold some tensors, and of each its tensors as they lie in it."""
+        held: dict[Path, list[StoredTensor]] = {}
+        for tensor in map(self.tensor, names):
+            held.setdefault(tensor.file, []).append(tensor)
+        return {file: sorted(tensors, key=lambda tensor: tensor.start) for file, tensors in held.items()}
 
     def _header(self, file: Path) -> Mapping[str, StoredTensor]:
         if file.name not in self._headers:
