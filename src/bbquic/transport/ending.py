@@ -15,19 +15,19 @@ MAX_REASON = 512  # bytes of UTF-8: a reason phrase must fit a 1200-byte datagra
 class CloseCode(IntEnum):
     """Application error codes of CONNECTION_CLOSE."""
 
-    DONE = 0x100  # its owner closed it
-    UNPINNED = 0x101  # the key is not pinned
-    REFUSED = 0x102  # the two cannot work together; the phrase says why
-    BAD_MESSAGE = 0x103  # a message broke the protocol; the phrase says how
-    BUSY = 0x104  # too many connections
-    NO_HELLO = 0x105  # handshake or hello took too long
-    INTERNAL = 0x106  # this side failed
+    DONE = 0xB000  # its owner closed it
+    UNPINNED = 0xB001  # the key is not pinned
+    REFUSED = 0xB002  # the two cannot work together; the phrase says why
+    BAD_MESSAGE = 0xB003  # a message broke the protocol; the phrase says how
+    BUSY = 0xB004  # too many connections
+    NO_HELLO = 0xB005  # handshake or hello took too long
+    INTERNAL = 0xB006  # this side failed
 
 
 class ResetCode(IntEnum):
     """Application error codes of RESET_STREAM."""
 
-    CANCELLED = 0x110  # the sender gave the message up half way; it is dropped
+    CANCELLED = 0xB010  # the sender gave the message up half way; it is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,13 @@ def closed_by_peer(peer: str, code: int, reason: str) -> Ending:
     if code == CloseCode.BAD_MESSAGE:
         return Ending(ConnectionLost, f"{peer} rejected a message from here" + _because(reason))
     return Ending(ConnectionLost, f"the connection to {peer} ended with code {code:#x}" + _because(reason))
+
+
+def broken(peer: str, code: int, reason: str) -> Ending:
+    """QUIC itself gave up: an error of its own, found on either side."""
+    return Ending(
+        ConnectionLost, f"the connection to {peer} broke (QUIC error {code:#x})" + _because(printable(reason))
+    )
 
 
 def printable(text: str) -> str:
