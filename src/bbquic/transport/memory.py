@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bbquic import __version__
 from bbquic.errors import PeerUnreachable
 from bbquic.transport.channel import ChannelStatistics, Role
 from bbquic.transport.ending import (
@@ -46,7 +47,7 @@ class MemoryNetwork:
         peers: Mapping[str, Peer],
         role: Role,
         *,
-        engine: str = "0.0",
+        engine: str = __version__,
         options: EndpointOptions | None = None,
     ) -> MemoryEndpoint:
         """An endpoint that listens at its peer's own address, or at one nobody else has.

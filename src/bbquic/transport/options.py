@@ -27,6 +27,7 @@ class EndpointOptions:
     retry_above: int = 8  # unfinished handshakes from which on an address must prove that it is one
     waiting_channels: int = 64  # accepted and not yet taken by `accept()`
     datagram_size: Bytes = Bytes(1200)  # of UDP payload: what any path carries
+    loopback_datagram_size: Bytes = Bytes(16_000)  # within one machine; aioquic counts to 16,383
 
     def __post_init__(self) -> None:
         """Raises: ValueError for settings that contradict one another."""
@@ -34,5 +35,5 @@ class EndpointOptions:
             raise ValueError("low_watermark must lie between 0 and high_watermark")
         if self.keep_alive >= self.idle_timeout:
             raise ValueError("keep_alive must be shorter than idle_timeout, or every idle channel dies")
-        if self.datagram_size < 1200:
-            raise ValueError("datagram_size must be 1200 or more: QUIC's minimum")
+        if not all(1200 <= size < 16384 for size in (self.datagram_size, self.loopback_datagram_size)):
+            raise ValueError("datagrams must have 1200 bytes, QUIC's minimum, to 16383, aioquic's maximum")
