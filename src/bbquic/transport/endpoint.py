@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,20 +22,40 @@ from bbquic.transport.strangers import StrangerLog
 from bbquic.transport.udp import Batch, UdpSocket
 
 
+async def open_endpoint(
+    identity: Identity,
+    peers: Mapping[str, Peer],
+    role: Role,
+    *,
+    host: str = "",
+    port: int = 0,
+    sock: socket.socket | None = None,
+    engine: str = __version__,
+    options: EndpointOptions | None = None,
+) -> QuicEndpoint:
+    """Listen on a UDP port, 0 for any; an empty host or `::` means every address of this machine. A bound
+    UDP socket given as `sock` is taken over instead. `engine` is our version: another major.minor is refused.
+
+    Raises: ConfigError when we cannot listen there, TransportError when aioquic is not the one we know.
+    """
+    endpoint = QuicEndpoint(identity, peers, role, engine, options or EndpointOptions())
+    await endpoint.listen(host, port, sock)
+    return endpoint
+
+
 class QuicEndpoint:
-    """See `bbquic.transport.channel.Endpoint`. Made by `open`; belongs to the loop that made it."""
+    """See `bbquic.transport.channel.Endpoint`. Belongs to the loop that made it."""
 
     def __init__(
         self,
         identity: Identity,
         peers: Mapping[str, Peer],
         role: Role,
-        *,
-        engine: str = __version__,
-        options: EndpointOptions | None = None,
+        engine: str,
+        options: EndpointOptions,
     ) -> None:
-        """`engine` is bbquic's version; peers of another major.minor are refused."""
-        self.options = options or EndpointOptions()
+        """Made by `open_endpoint`, which also makes it listen."""
+        self.options = options
         me = find_peer(peers.values(), identity.fingerprint)
         self.name = me.name if me is not None else identity.label
         self.hello = new_hello(role, engine)
@@ -48,25 +69,8 @@ class QuicEndpoint:
         self._ended: Ending | None = None
         self._socket: UdpSocket | None = None
 
-    @classmethod
-    async def open(
-        cls,
-        identity: Identity,
-        peers: Mapping[str, Peer],
-        role: Role,
-        *,
-        engine: str = __version__,
-        host: str = "",
-        port: int = 0,
-        options: EndpointOptions | None = None,
-    ) -> QuicEndpoint:
-        """Listen on a UDP port, 0 for any; an empty host means every address of this machine.
-
-        Raises: ConfigError when it is taken, TransportError when aioquic is not the one we know.
-        """
-        endpoint = cls(identity, peers, role, engine=engine, options=options)
-        endpoint._socket = await UdpSocket.open(host, port, endpoint._receive)
-        return endpoint
+    async def listen(self, host: str, port: int, sock: socket.socket | None) -> None:
+        self._socket = await UdpSocket.open(host, port, self._receive, sock)
 
     @property
     def address(self) -> tuple[str, int]:

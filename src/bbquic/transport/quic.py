@@ -41,7 +41,7 @@ VERSIONS = [QuicProtocolVersion.VERSION_1]
 def configuration(
     identity: Identity, options: EndpointOptions, address: NetworkAddress, *, is_client: bool
 ) -> QuicConfiguration:
-    """TLS with keys that are pinned: no authority, no dates, no names, no tickets. `address` is the peer's."""
+    """TLS with pinned keys: no authority, no dates, no names, no tickets. `address` is the peer's."""
     host = ip_address(address[0])
     mapped = getattr(host, "ipv4_mapped", None) or host
     return QuicConfiguration(

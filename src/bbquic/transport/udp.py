@@ -31,19 +31,25 @@ class UdpSocket:
         self._loop.add_reader(sock, self._read)
 
     @classmethod
-    async def open(cls, host: str, port: int, on_batch: Callable[[Batch], None]) -> UdpSocket:
-        """Bind. An empty host means every address of this machine.
+    async def open(
+        cls, host: str, port: int, on_batch: Callable[[Batch], None], sock: socket.socket | None = None
+    ) -> UdpSocket:
+        """Bind, or take over a socket that is bound. An empty host means every address of this machine.
 
         Raises: ConfigError when the address is not ours or the port is taken.
         """
         try:
-            sock = await _bind(host, port)
+            sock = sock or await _bind(host, port)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             raise ConfigError(
                 f"cannot listen on {host or 'any address'}, UDP port {port}: {error.strerror or error}",
                 hint="another node may be running; choose another port" if taken else None,
             ) from None
+        sock.setblocking(False)
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
         return cls(sock, on_batch)
 
     @property
@@ -108,7 +114,7 @@ class UdpSocket:
 
 async def _bind(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
-    if host:
+    if host not in ("", "::"):
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
         return _bound(found[0][0], found[0][4])
     try:
@@ -122,12 +128,8 @@ async def _bind(host: str, port: int) -> socket.socket:
 def _bound(family: int, address: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
-        sock.setblocking(False)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
         sock.bind(address)
     except BaseException:
         sock.close()
