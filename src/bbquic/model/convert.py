@@ -21,6 +21,7 @@ from bbquic.model.spec import BLOCK, FamilySpec, GGUFLayout, build_config, famil
 from bbquic.model.weights import tensors_for
 
 MAX_DIMENSION = 1 << 20  # of anything config.json counts; the largest there is are contexts of a million
+MAX_FLOAT = 1e12  # the largest there are are rotary bases of some millions
 CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type: matched whole in text, and skipped when decoding
 NORMAL_TOKEN = 1
 
@@ -64,20 +65,23 @@ def _config(file: GGUFFile, layout: GGUFLayout, spec: FamilySpec) -> dict[str, A
     prefix = layout.architecture + "."
     config: dict[str, Any] = {"model_type": spec.model_types[0]}
     for ours, theirs in layout.config.items():
-        kind = float if ours.endswith("_eps") else int
-        value = _field(file, prefix + theirs, kind)
-        if kind is int and not 0 < value <= MAX_DIMENSION:
-            raise ModelError(f"the GGUF file's {prefix + theirs} is {value}")
-        # A float32 is written in the fewest digits that mean it: 1e-05, not 9.999999747378752e-06.
-        config[ours] = value if kind is int else float(str(np.float32(value)))
+        config[ours] = _number(file, prefix + theirs, float if ours.endswith("_eps") else int)
     if unknown := [name for name in file.fields if name.startswith(prefix + "rope.scaling")]:
         raise ModelError(f"the GGUF file scales its rotary embedding ({unknown[0]}), which is not converted")
-    theta = float(str(np.float32(_field(file, prefix + layout.rope_theta, float))))
+    theta = _number(file, prefix + layout.rope_theta, float)
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     config["tie_word_embeddings"] = layout.weights[spec.weights.head] not in file.tensors
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = _special_token(file, theirs)
     return config | {"dtype": "bfloat16"}
+
+
+def _number(file: GGUFFile, name: str, kind: type[int] | type[float]) -> int | float:
+    value: int | float = _field(file, name, kind)
+    if not 0 < value <= (MAX_DIMENSION if kind is int else MAX_FLOAT):  # NaN is not
+        raise ModelError(f"the GGUF file's {name} is {value}")
+    # A float32 is written in the fewest digits that mean it: 1e-05, not 9.999999747378752e-06.
+    return value if kind is int else float(str(np.float32(value)))
 
 
 def _special_token(file: GGUFFile, name: str) -> int | None:

@@ -83,14 +83,12 @@ def manifest_of(
     return Manifest(directory.name, _config_fields(directory.fields), _tokenizer_digest(directory), tensors)
 
 
-def write_manifest(directory: ModelDirectory, *, hashes: HashCache | None = None) -> Path:
-    """Writes manifest.json beside the weights, whole or not at all; returns its path."""
-    if not directory.has_weights:
-        raise ModelError(f"{directory.path} holds no weights to make a manifest of")
+def write_manifest(directory: ModelDirectory, manifest: Manifest) -> Path:
+    """Writes manifest.json beside config.json, whole or not at all; returns its path. Raises: ModelError."""
     path = directory.path / MANIFEST
     scratch = path.with_name(f".{MANIFEST}.{os.getpid()}")
     try:
-        scratch.write_bytes(msgspec.json.format(msgspec.json.encode(manifest_of(directory, hashes=hashes))))
+        scratch.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         scratch.replace(path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror}") from error
