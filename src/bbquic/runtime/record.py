@@ -158,12 +158,11 @@ def _take_record(
 def _take_prompt(fields: Fields) -> tuple[str | None, tuple[Message, ...] | None]:
     if "prompt" in fields and "messages" in fields:
         raise RecordError("conflicting_fields", f"{fields.where}prompt and messages are both given")
-    prompt = fields.text("prompt")
+    prompt, turns = fields.text("prompt"), fields.take("messages")
     if prompt is not None:
         if not prompt:
             raise RecordError("empty_prompt", f"{fields.where}prompt is empty")
         return prompt, None
-    turns = fields.take("messages")
     if turns is None:
         raise RecordError(
             "missing_prompt", f"neither {fields.where}prompt nor {fields.where}messages is given"
