@@ -76,10 +76,12 @@ def choose(logits: torch.Tensor, params: Sequence[Sampling], positions: Sequence
 def gumbel_noise(seed: int, position: int, vocabulary: int) -> NDArray[np.float64]:
     """Noise [V] of every token at a position of a record; token v's does not depend on V.
 
-    Philox4x64 with the key (seed, 0) and the counter (v // 4, position, 0, 0): no two of
+    Philox4x64-10 with the key (seed, 0) and the counter (1 + v // 4, position, 0, 0): no two of
     (seed, position, v) share a draw.
     """
-    draws = np.random.Philox(key=[seed, 0], counter=[0, position, 0, 0]).random_raw(vocabulary)  # uint64 [V]
+    key = np.array([seed, 0], dtype=np.uint64)  # of a list, numpy makes floats once a number is large
+    counter = np.array([0, position, 0, 0], dtype=np.uint64)
+    draws = np.random.Philox(key=key, counter=counter).random_raw(vocabulary)  # uint64 [V]
     uniform = (draws >> np.uint64(11) | np.uint64(1)) * 2.0**-53  # the odd 53-bit numbers: never 0, never 1
     return -np.log(-np.log(uniform))  # type: ignore[no-any-return]
 
