@@ -7,6 +7,7 @@ import torch
 from bbquic.kv.ranges import SlotRange
 from bbquic.units import Bytes
 
+
 def bytes_per_cell(*, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Bytes:
     """Memory of one token's keys and values in one block."""
     return Bytes(2 * kv_heads * head_dim * dtype.itemsize)

@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 
 from bbquic.errors import ModelError
 from bbquic.kv.attention import PackedAttention, packed_attention
+from bbquic.model.shape import kv_shape
 from bbquic.model.spec import FamilySpec, load_class
 from bbquic.units import Bytes
 
@@ -47,7 +48,7 @@ class StageModel:
         self.blocks = blocks
         self.dtype, self.device = first.dtype, first.device
         self.hidden_size = int(config.hidden_size)
-        self.kv_heads, self.head_dim = kv_shape(config)
+        self.kv_heads, self.head_dim = kv_shape(config.to_dict())
         self.nbytes = Bytes(sum(tensor.nbytes for tensor in tensors.values()))
         self._embedding = tensors[spec.weights.embed] if embeds else None
         self._head = tensors[spec.head_name(config)] if heads else None
@@ -84,14 +85,6 @@ class StageModel:
         """Hidden states [S, D] behind the last block to logits [S, V]."""
         assert self._head is not None, "only the last stage has the head"
         return nn.functional.linear(self._norm(hidden), self._head)
-
-
-def kv_shape(config: Any) -> tuple[int, int]:
-    """(key/value heads, their size), as the config has them or as they follow from it."""
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    return kv_heads, head_dim
 
 
 def _assign(module: nn.Module, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:

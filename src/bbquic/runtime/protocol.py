@@ -32,7 +32,7 @@ class WireSampling(Struct, frozen=True, array_like=True):
     temperature: Annotated[float, Meta(gt=0, le=100)]
     top_p: Annotated[float, Meta(gt=0, le=1)]
     top_k: Annotated[int, Meta(ge=0, le=2**31)]
-    seed: Annotated[int, Meta(ge=0, lt=2**64)]
+    seed: Annotated[int, Meta(ge=0)]  # msgpack has no integer above 64 bits
 
     @classmethod
     def of(cls, sampling: Sampling) -> WireSampling | None:

@@ -27,7 +27,9 @@ class SchedulerOptions:
     micro_batches: int
     slots: int
     cells: int
-    prefill_tokens: int = 512  # prompt tokens of one pack: enough to fill a device, little enough to decode beside
+    prefill_tokens: int = (
+        512  # prompt tokens of one pack: enough to fill a device, little enough to decode beside
+    )
     look_ahead: int = 256  # records read ahead, so that like lengths can share a micro-batch
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ class Pack:
     range: SlotRange
     rows: tuple[Row, ...]
     tokens: tuple[int, ...]
+    prompt_tokens: int  # of `tokens`; the others were generated
 
 
 class _MicroBatch:
@@ -121,11 +124,14 @@ class Scheduler:
         self._refill(batch)
         if batch.range is None:
             return None
+        decoding = [slot for slot, sequence in enumerate(batch.slots) if sequence and not sequence.unread]
         rows, tokens = self._rows(batch)
         if not rows:
             return None
         batch.step += 1
-        batch.in_flight = Pack(micro_batch, batch.step, batch.range, tuple(rows), tuple(tokens))
+        batch.in_flight = Pack(
+            micro_batch, batch.step, batch.range, tuple(rows), tuple(tokens), len(tokens) - len(decoding)
+        )
         return batch.in_flight
 
     def take_tokens(self, micro_batch: int, step: int, tokens: Items[int]) -> list[Completion] | None:
@@ -177,7 +183,13 @@ class Scheduler:
         return rows, tokens
 
     def _add_row(
-        self, batch: _MicroBatch, slot: int, sequence: Sequence, budget: int, rows: list[Row], tokens: list[int]
+        self,
+        batch: _MicroBatch,
+        slot: int,
+        sequence: Sequence,
+        budget: int,
+        rows: list[Row],
+        tokens: list[int],
     ) -> int:
         new = sequence.next_tokens(budget)
         first = sequence.computed

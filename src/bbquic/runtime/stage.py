@@ -13,7 +13,7 @@ from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import NonFiniteLogits, Sampling, choose
 from bbquic.runtime.protocol import PackHeader, Stage, StageTiming, TokensHeader
-from bbquic.units import Seconds
+from bbquic.units import Bytes, Seconds
 
 GREEDY = Sampling()
 
@@ -35,6 +35,10 @@ class StageWorker:
         self._model = model
         self._embeds = embeds
         self._heads = heads
+
+    @property
+    def weights_bytes(self) -> Bytes:
+        return self._model.nbytes
 
     def body_length(self, pack: PackHeader) -> int:
         """Bytes that the body of a pack has on arrival here."""
@@ -113,7 +117,7 @@ class StageWorker:
     def _pack_output(
         self, pack: PackHeader, hidden: torch.Tensor, queued: Seconds, started: float
     ) -> StageOutput:
-        body = memoryview(hidden.contiguous().cpu().view(torch.uint8).numpy().reshape(-1))
+        body = hidden.contiguous().cpu().view(torch.uint8).numpy().reshape(-1).data
         header = PackHeader(
             pack.job,
             pack.epoch,

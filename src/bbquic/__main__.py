@@ -1,0 +1,5 @@
+"""`python -m bbquic`, the same as `bbquic`."""
+
+from bbquic.cli.main import run
+
+run()

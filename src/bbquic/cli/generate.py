@@ -1,0 +1,228 @@
+"""`bbquic generate`: a prompts file in, an answers file out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bbquic.cli.render import make_view, print_note, print_summary, showing
+from bbquic.cli.sizes import parse_split
+from bbquic.config import Peers, find_identity, load_peers
+from bbquic.errors import ConfigError
+from bbquic.model.directory import ModelDirectory
+from bbquic.model.fetch import fetch_model
+from bbquic.model.manifest import manifest_of
+from bbquic.model.registry import ModelMissing, resolve_model, user_cache
+from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
+from bbquic.runtime.generate import generate as run_generate
+from bbquic.runtime.job import JobFile
+from bbquic.runtime.layout import LayoutOptions
+from bbquic.runtime.local import local_nodes
+from bbquic.runtime.memory import host_memory_free
+from bbquic.runtime.record import Defaults
+from bbquic.runtime.telemetry import JobStatistics
+from bbquic.transport.channel import Endpoint, Role
+from bbquic.transport.endpoint import open_endpoint
+from bbquic.transport.identity import Identity, Peer
+from bbquic.units import Bytes
+
+PARTIAL = 3  # exit code: every line has its record, but some of them are errors
+INTERRUPTED = 130
+DEFAULT_PEERS = Path("peers.toml")
+DEFAULT_MODEL = "smollm2-135m"
+LOCAL_NODES = 3
+LOCAL_MEMORY_SHARE = 0.7  # of free memory, for all local nodes together
+
+Snapshot = Callable[[], JobStatistics]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """Where the run's nodes are: theirs and ours in peers.toml, or processes started here."""
+
+    peers: Path | None
+    certs: Path
+    key: Path | None
+    nodes: tuple[str, ...]  # names from peers.toml in order; empty: all with an address
+    local: int  # how many to start where there is no peers.toml
+
+
+def generate(
+    prompts: Annotated[Path, typer.Argument(help="A JSON Lines file, one prompt a line.")],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", help="Answers file, - for standard output. Default: beside the prompts."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="A known model's name, or a directory.")] = DEFAULT_MODEL,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="The cluster. Default: ./peers.toml; without one, local nodes are started."),
+    ] = None,
+    certs: Annotated[Path, typer.Option(help="Where this machine's key lies.")] = Path("certs"),
+    key: Annotated[Path | None, typer.Option(help="Which key, where several here are pinned.")] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="Names from peers.toml in order, a,b,c; without a cluster, how many to start."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Blocks for each node, such as 10,10,10. Default: even.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in flight.")] = 32,
+    microbatches: Annotated[int | None, typer.Option(min=1, help="Default: one for each stage.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=16, help="KV memory of each stage, in tokens.")] = None,
+    prefill_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt tokens that travel together at most.")
+    ] = 512,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
+    strict: Annotated[bool, typer.Option(help="Refuse a file with a bad line before any work.")] = False,
+) -> None:
+    """Answer every prompt of a file. Run it again after an interruption: only what is missing is done."""
+    job = JobFile(prompts, Defaults(max_tokens=max_tokens))
+    if strict:
+        job.refuse_bad_lines()
+    else:
+        job.count()  # an unreadable file is an error before any node is started
+    target = output or str(prompts.with_suffix("")) + ".answers.jsonl"
+    layout = LayoutOptions(
+        batch=batch,
+        micro_batches=microbatches,
+        split=parse_split(split) if split is not None else None,
+        kv_tokens=kv_tokens,
+        dtype=dtype,
+    )
+    cluster = _find_cluster(peers, certs, key, nodes, split)
+    held = _open_model(model)
+    options = RunOptions(layout=layout, prefill_tokens=prefill_tokens)
+    statistics = asyncio.run(_run(cluster, model, held, job, target, options))
+    if statistics is None:
+        print_note(f"interrupted; {resume_hint(target) or 'the answers on standard output are whole'}")
+        raise typer.Exit(INTERRUPTED)
+    print_summary(statistics, target, resumable=target != "-")
+    if statistics.failed:
+        raise typer.Exit(PARTIAL)
+
+
+def _find_cluster(
+    peers: Path | None, certs: Path, key: Path | None, nodes: str | None, split: str | None
+) -> _Cluster:
+    """The cluster that was named, or that is here, or local nodes."""
+    if peers is None and DEFAULT_PEERS.is_file():
+        peers = DEFAULT_PEERS
+        print_note(f"using {peers}")
+    if peers is not None:
+        return _Cluster(peers, certs, key, tuple(nodes.split(",")) if nodes else (), 0)
+    count = LOCAL_NODES if split is None else len(parse_split(split))
+    if nodes is not None:
+        if not nodes.isascii() or not nodes.isdigit() or int(nodes) < 1:
+            raise ConfigError(
+                f"without a cluster, --nodes is how many to start, not {nodes!r}",
+                hint="name a cluster with --peers peers.toml",
+            )
+        count = int(nodes)
+    return _Cluster(None, certs, key, (), count)
+
+
+def _open_model(name: str) -> RunModel:
+    """The model, fetched first where it is a known one that is missing."""
+    try:
+        directory = resolve_model(name, user_cache())
+    except ModelMissing:
+        print_note(f"the model {name} is not here yet; getting it")
+        directory = fetch_model(name, user_cache(), print_note)
+    return RunModel(directory, manifest_of(directory))
+
+
+async def _run(
+    cluster: _Cluster, model: str, held: RunModel, job: JobFile, output: str, options: RunOptions
+) -> JobStatistics | None:
+    """The run; None when it was interrupted by SIGINT or SIGTERM."""
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def interrupt() -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    title = f"{job.path.name} → {output}"
+
+    @asynccontextmanager
+    async def watch(source: Snapshot) -> AsyncIterator[None]:
+        async with showing(make_view(source, title=title, plain=output == "-")):
+            yield
+
+    try:
+        async with _endpoint(cluster, model, held.directory) as (endpoint, nodes):
+            return await run_generate(
+                endpoint, nodes, held, job, output, options, report=print_note, watch=watch
+            )
+    except asyncio.CancelledError:
+        if interrupted.is_set():
+            return None
+        raise
+
+
+@asynccontextmanager
+async def _endpoint(
+    cluster: _Cluster, model: str, directory: ModelDirectory
+) -> AsyncIterator[tuple[Endpoint, tuple[Peer, ...]]]:
+    """Our end of the network, and the nodes to use, started here where there is no cluster."""
+    if cluster.peers is not None:
+        known = load_peers(cluster.peers)
+        identity, me = find_identity(known, cluster.certs, cluster.key)
+        if "coordinate" not in me.may:
+            raise ConfigError(
+                f"{me.name} may not coordinate",
+                hint=f'add may = ["coordinate"] to {me.name} in {cluster.peers}, on every machine',
+            )
+        names = cluster.nodes or tuple(peer.name for peer in known.values() if peer.address is not None)
+        nodes = tuple(_node(name, known) for name in names)
+        if not nodes:
+            raise ConfigError(f"{cluster.peers} has no peer with an address to run on")
+        async with _opened(identity, known, "") as endpoint:
+            yield endpoint, nodes
+        return
+    print_note(
+        f"no peers.toml here: starting {cluster.local} node{'s' if cluster.local > 1 else ''} on this machine"
+    )
+    threads = max(1, len(os.sched_getaffinity(0)) // cluster.local)
+    memory = Bytes(int(host_memory_free() * LOCAL_MEMORY_SHARE) // cluster.local)
+    models = [str(directory.path)] if model != directory.name else []
+    async with (
+        local_nodes(cluster.local, models=models, threads=threads, memory=memory) as local,
+        _opened(local.identity, local.peers, "127.0.0.1") as endpoint,
+    ):
+        yield endpoint, local.nodes
+
+
+@asynccontextmanager
+async def _opened(identity: Identity, peers: Mapping[str, Peer], host: str) -> AsyncIterator[Endpoint]:
+    """An endpoint on any free port: a command is never dialled."""
+    endpoint = await open_endpoint(identity, peers, Role.COMMAND, host=host, port=0)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
+def _node(name: str, known: Peers) -> Peer:
+    if name not in known:
+        raise ConfigError(f"{known.path} names no peer {name}", hint=f"it has {', '.join(known)}")
+    if known[name].address is None:
+        raise ConfigError(f"{name} has no address in {known.path}", hint='add address = "host:port"')
+    return known[name]

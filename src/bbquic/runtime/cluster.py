@@ -1,0 +1,146 @@
+"""A coordinator's first minutes with the nodes: who is there, who holds what, and their word that they do."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from bbquic.errors import PeerUnreachable, PlanRefused, Stalled
+from bbquic.runtime.protocol import (
+    DescribeHeader,
+    DescriptionHeader,
+    PlanHeader,
+    ReadyHeader,
+    RefusedHeader,
+    ReleaseHeader,
+    Stage,
+)
+from bbquic.runtime.tasks import owned_tasks
+from bbquic.transport.channel import Channel, Endpoint
+from bbquic.transport.identity import Peer
+from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
+from bbquic.units import Seconds
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDeadlines:
+    """How long each wait may take before it is an error that names the node."""
+
+    dial: Seconds = Seconds(20.0)
+    describe: Seconds = Seconds(20.0)
+    load: Seconds = Seconds(1800.0)  # a node may have to fetch the model first, over a home line
+    release: Seconds = Seconds(5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLink:
+    """A stage of the plan and the coordinator's channel to its node."""
+
+    stage: Stage
+    channel: Channel
+
+
+def new_job_id() -> str:
+    """16 hex digits, never used before."""
+    return secrets.token_hex(8)
+
+
+@asynccontextmanager
+async def dialled(
+    endpoint: Endpoint, nodes: Sequence[Peer], deadlines: ClusterDeadlines
+) -> AsyncIterator[tuple[Channel, ...]]:
+    """Channels to all nodes, in order; closed at the end. Raises: PeerUnreachable, PeerRefused."""
+    channels: list[Channel | None] = [None] * len(nodes)
+
+    async def dial(place: int, peer: Peer) -> None:
+        assert peer.address is not None, "a node without an address is not dialled"
+        host, port = peer.address
+        try:
+            async with asyncio.timeout(deadlines.dial):
+                channels[place] = await endpoint.connect(peer)
+        except TimeoutError:
+            raise PeerUnreachable(
+                f"{peer.name} at {host}:{port} did not answer for {deadlines.dial:.0f} s",
+                hint="is `bbquic node` running there, and its UDP port open to this machine?",
+            ) from None
+
+    try:
+        async with owned_tasks() as tasks:
+            for place, peer in enumerate(nodes):
+                tasks.create_task(dial(place, peer))
+        yield tuple(channel for channel in channels if channel is not None)
+    finally:
+        for channel in channels:
+            if channel is not None:
+                channel.close("the job ended")
+
+
+async def describe_all(
+    channels: Sequence[Channel], model: str, deadlines: ClusterDeadlines
+) -> tuple[DescriptionHeader, ...]:
+    """What each node says of itself. Raises: Stalled naming a node that does not answer."""
+
+    async def ask(channel: Channel) -> DescriptionHeader:
+        await channel.send(Message(Kind.DESCRIBE, encode_header(DescribeHeader(model))))
+        reply = await _reply(channel, (Kind.DESCRIPTION,), deadlines.describe, "to describe itself")
+        return decode_header_untrusted(DescriptionHeader, reply.header)
+
+    async with owned_tasks() as tasks:
+        asked = [tasks.create_task(ask(channel)) for channel in channels]
+    return tuple(task.result() for task in asked)
+
+
+async def deploy(
+    links: Sequence[StageLink], plans: Sequence[PlanHeader], deadlines: ClusterDeadlines, report: Report
+) -> tuple[ReadyHeader, ...]:
+    """Send each stage its plan and wait until all are ready; `report` hears of each.
+
+    Raises: PlanRefused with the node's own reason; Stalled.
+    """
+
+    async def place(link: StageLink, plan: PlanHeader) -> ReadyHeader:
+        await link.channel.send(Message(Kind.PLAN, encode_header(plan)))
+        report(f"{link.stage}: loading")
+        what = f"to load blocks {link.stage.first}-{link.stage.stop - 1}"
+        reply = await _reply(link.channel, (Kind.READY, Kind.REFUSED), deadlines.load, what)
+        if reply.kind is Kind.REFUSED:
+            refused = decode_header_untrusted(RefusedHeader, reply.header)
+            raise PlanRefused(refused.reason, hint=refused.hint)
+        ready = decode_header_untrusted(ReadyHeader, reply.header)
+        report(f"{link.stage}: ready, {ready.weights / 1e6:.0f} MB of weights, {ready.seconds:.1f} s")
+        return ready
+
+    async with owned_tasks() as tasks:
+        placed = [tasks.create_task(place(link, plan)) for link, plan in zip(links, plans, strict=True)]
+    return tuple(task.result() for task in placed)
+
+
+async def release(links: Sequence[StageLink], job: str, *, cancel: bool, deadlines: ClusterDeadlines) -> None:
+    """Tell every node that the job ended, so that it frees what it holds; a lost node is not waited for."""
+    kind = Kind.CANCEL if cancel else Kind.RELEASE
+    message = Message(kind, encode_header(ReleaseHeader(job)))
+
+    async def tell(channel: Channel) -> None:
+        if not channel.is_closed:
+            await channel.send(message)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(deadlines.release):
+            await asyncio.gather(*(tell(link.channel) for link in links), return_exceptions=True)
+
+
+async def _reply(channel: Channel, kinds: tuple[Kind, ...], deadline: Seconds, what: str) -> Message:
+    """The next message of one of these kinds; others are late ones of before and are passed over."""
+    try:
+        async with asyncio.timeout(deadline):
+            while True:
+                message = await channel.receive()
+                if message.kind in kinds:
+                    return message
+    except TimeoutError:
+        raise Stalled(f"waited {deadline:.0f} s for {channel.peer.name} {what}") from None

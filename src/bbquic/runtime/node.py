@@ -1,0 +1,257 @@
+"""A node: answers peers, takes a plan from those who may, and serves its stage of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from bbquic.errors import BBQuicError, ConnectionLost, PlanRefused, RemoteProtocolError
+from bbquic.runtime.machine import Machine
+from bbquic.runtime.protocol import (
+    DescribeHeader,
+    DescriptionHeader,
+    PingHeader,
+    PlanHeader,
+    PongHeader,
+    ReadyHeader,
+    RefusedHeader,
+    ReleaseHeader,
+    Stage,
+)
+from bbquic.runtime.service import StageService
+from bbquic.runtime.stage import StageWorker
+from bbquic.runtime.tasks import owned_tasks
+from bbquic.transport.channel import Channel, Endpoint
+from bbquic.transport.identity import Peer
+from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
+from bbquic.units import Seconds
+
+logger = logging.getLogger("bbquic.node")
+
+DIAL_DEADLINE = Seconds(20.0)  # for the next stage of a plan to answer
+
+
+class StageLoader(Protocol):
+    """Turns a plan into a stage on this machine's device. Called on the device's thread."""
+
+    def has_model(self, name: str) -> bool:
+        """Whether the model is here, or can be had without a path from a peer."""
+
+    def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
+        """Weights checked against the plan's manifest, and the arena. `report` gets progress in words.
+
+        Raises: BBQuicError saying why this node cannot hold the stage.
+        """
+
+
+@dataclass(slots=True)
+class _Job:
+    """The one job a node serves: from its plan's arrival until it is released."""
+
+    plan: PlanHeader
+    owner: Channel
+    service: StageService | None = None
+    task: asyncio.Task[None] | None = None
+    progress: str = "loading"
+
+
+class Node:
+    """Serves one stage of one job at a time; other coordinators are told who has it."""
+
+    def __init__(
+        self, endpoint: Endpoint, me: Peer, peers: dict[str, Peer], loader: StageLoader, machine: Machine
+    ) -> None:
+        self._endpoint = endpoint
+        self._me = me
+        self._peers = peers
+        self._loader = loader
+        self._machine = machine
+        self._job: _Job | None = None
+        self._lock = asyncio.Lock()  # plans and releases, one after the other
+        self._device = ThreadPoolExecutor(1, thread_name_prefix="device")
+
+    async def serve(self) -> None:
+        """Accept peers until cancelled."""
+        try:
+            async with owned_tasks() as tasks:
+                while True:
+                    channel = await self._endpoint.accept()
+                    tasks.create_task(self._read(channel, tasks))
+        finally:
+            self._device.shutdown(wait=False, cancel_futures=True)
+
+    async def _read(self, channel: Channel, tasks: asyncio.TaskGroup) -> None:
+        """Handle a channel's messages until it ends; its end releases a job that came by it."""
+        logger.info("%s (%s) connected", channel.peer.name, channel.role)
+        try:
+            while True:
+                await self._handle(channel, await channel.receive(), tasks)
+        except RemoteProtocolError as error:
+            logger.warning("%s: %s; its connection is closed", channel.peer.name, error.message)
+            channel.close(error.message)
+        except ConnectionLost as error:
+            logger.info("%s (%s) left: %s", channel.peer.name, channel.role, error.message)
+        finally:
+            if self._job is not None and self._job.owner is channel:
+                await self._release(f"the connection to its coordinator {channel.peer.name} ended")
+
+    async def _handle(self, channel: Channel, message: Message, tasks: asyncio.TaskGroup) -> None:
+        header = message.header
+        match message.kind:
+            case Kind.ROWS | Kind.HIDDEN:
+                if self._job is not None and self._job.service is not None:
+                    self._job.service.receive(channel, message)
+            case Kind.PING:
+                ping = decode_header_untrusted(PingHeader, header)
+                await channel.send(Message(Kind.PONG, encode_header(self._pong(ping.number))))
+            case Kind.DESCRIBE:
+                asked = decode_header_untrusted(DescribeHeader, header)
+                await channel.send(Message(Kind.DESCRIPTION, encode_header(self._describe(asked.model))))
+            case Kind.PLAN:
+                plan = decode_header_untrusted(PlanHeader, header)
+                if await self._may_coordinate(channel, plan.job, "a plan"):
+                    tasks.create_task(self._accept_plan(channel, plan, tasks))
+            case Kind.RELEASE | Kind.CANCEL:
+                job = decode_header_untrusted(ReleaseHeader, header).job
+                verb = "release" if message.kind is Kind.RELEASE else "cancel"
+                if await self._may_coordinate(channel, job, f"a {verb}") and self._has(job):
+                    await self._release(f"{channel.peer.name} sent a {verb}")
+            case _:
+                raise RemoteProtocolError(f"{message.kind.name} is not a message for a node")
+
+    def _has(self, job: str) -> bool:
+        return self._job is not None and self._job.plan.job == job
+
+    async def _may_coordinate(self, channel: Channel, job: str, what: str) -> bool:
+        """Whether the peer's entry in peers.toml gives it the right; if not, it is told and it is logged."""
+        if "coordinate" in channel.peer.may:
+            return True
+        name, me = channel.peer.name, self._me.name
+        logger.warning("%s sent %s, and may not coordinate: refused", name, what)
+        reason = f"{me} does not take {what} from {name}, which may not coordinate"
+        hint = f'add may = ["coordinate"] to {name} in peers.toml on {me}'
+        await channel.send(Message(Kind.REFUSED, encode_header(RefusedHeader(job, reason, hint))))
+        return False
+
+    async def _accept_plan(self, channel: Channel, plan: PlanHeader, tasks: asyncio.TaskGroup) -> None:
+        """Load and answer READY, or REFUSED with the reason; a coordinator's new plan replaces its last."""
+        try:
+            async with self._lock:
+                await self._make_room(channel, plan)
+                stage = next((one for one in plan.stages if one.node == self._me.name), None)
+                if stage is None:
+                    raise PlanRefused(f"the plan has no stage for {self._me.name}")
+                ready = await self._start(channel, plan, stage, tasks)
+            await channel.send(Message(Kind.READY, encode_header(ready)))
+        except ConnectionLost as error:
+            logger.info("job %s: its coordinator left while the stage was loading: %s", plan.job, error)
+        except BBQuicError as error:
+            logger.warning("job %s of %s refused: %s", plan.job, channel.peer.name, error.message)
+            refused = RefusedHeader(plan.job, error.message[:4000], error.hint)
+            if not channel.is_closed:
+                await channel.send(Message(Kind.REFUSED, encode_header(refused)))
+
+    async def _make_room(self, channel: Channel, plan: PlanHeader) -> None:
+        if self._job is None:
+            return
+        owner = self._job.owner.peer.name
+        if owner != channel.peer.name:
+            raise PlanRefused(
+                f"{self._me.name} is busy with job {self._job.plan.job} of {owner}",
+                hint=f"wait for it, or stop it on {owner}",
+            )
+        await self._stop_job(f"{owner} sent a new plan, {plan.job}")
+
+    async def _start(
+        self, channel: Channel, plan: PlanHeader, stage: Stage, tasks: asyncio.TaskGroup
+    ) -> ReadyHeader:
+        """Load the stage, reach the next, and begin to serve."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        job = self._job = _Job(plan, channel)
+        try:
+
+            def report(progress: str) -> None:
+                job.progress = progress
+
+            worker = await loop.run_in_executor(self._device, self._loader.load, plan, stage, report)
+            following = await self._dial_next(plan, stage)
+            if channel.is_closed:
+                raise ConnectionLost(f"{channel.peer.name} is gone")
+        except BaseException:
+            self._job = None
+            raise
+        job.service = StageService(plan, stage, worker, channel, following)
+        job.task = tasks.create_task(self._serve_job(job, job.service))
+        seconds = loop.time() - began
+        logger.info("job %s: blocks %d-%d ready after %.1f s", plan.job, stage.first, stage.stop - 1, seconds)
+        return ReadyHeader(plan.job, plan.epoch, worker.weights_bytes, worker.arena.nbytes, seconds)
+
+    async def _dial_next(self, plan: PlanHeader, stage: Stage) -> Channel | None:
+        place = plan.stages.index(stage)
+        if place + 1 == len(plan.stages):
+            return None
+        name = plan.stages[place + 1].node
+        peer = self._peers.get(name)
+        if peer is None or peer.address is None:
+            raise PlanRefused(
+                f"{self._me.name} does not know the next stage's node {name}, or no address for it",
+                hint="use the same peers.toml on every machine",
+            )
+        try:
+            async with asyncio.timeout(DIAL_DEADLINE):
+                return await self._endpoint.connect(peer)
+        except TimeoutError:
+            raise PlanRefused(
+                f"{self._me.name} cannot reach {name} at {peer.address[0]}:{peer.address[1]}: "
+                f"no answer for {DIAL_DEADLINE:.0f} s",
+                hint="is its UDP port open to this machine?",
+            ) from None
+
+    async def _serve_job(self, job: _Job, service: StageService) -> None:
+        """Run the stage; whatever ends it, the node lives on and the job's memory is free."""
+        try:
+            await service.run(self._device)
+        except BBQuicError as error:
+            logger.warning("job %s ended: %s", job.plan.job, error.message)
+        finally:
+            service.close()
+            if self._job is job:
+                self._job = None
+
+    async def _release(self, why: str) -> None:
+        async with self._lock:
+            await self._stop_job(why)
+
+    async def _stop_job(self, why: str) -> None:
+        job = self._job
+        if job is None:
+            return
+        logger.info("job %s released: %s", job.plan.job, why)
+        self._job = None
+        if job.task is not None:
+            job.task.cancel()
+            await asyncio.wait([job.task])
+
+    def _describe(self, model: str) -> DescriptionHeader:
+        return DescriptionHeader(
+            node=self._me.name,
+            device=self._machine.device_name,
+            memory_free=self._machine.memory_free(),
+            threads=self._machine.threads,
+            dtypes=self._machine.dtypes,
+            has_model=self._loader.has_model(model),
+            job=self._job.plan.job if self._job else None,
+        )
+
+    def _pong(self, number: int) -> PongHeader:
+        job = self._job
+        if job is None:
+            return PongHeader(number, "idle", 0.0, 0)
+        if job.service is None:
+            return PongHeader(number, job.progress, 0.0, 0)
+        return PongHeader(number, *job.service.status())
