@@ -61,18 +61,17 @@ class LiveView:
         self._pause = pause
 
     async def run(self) -> None:
-        # Standard output is left alone: it may carry the answers.
-        live = Live(
-            console=self._console,
-            auto_refresh=False,
-            redirect_stdout=False,
-            get_renderable=self._frame,
-        )
         try:
-            with live:
-                while True:
-                    live.refresh()
-                    await self._pause(_FRAME)
+            # Standard output is left alone: it may carry the answers.
+            with Live(
+                self._frame(), console=self._console, auto_refresh=False, redirect_stdout=False
+            ) as live:
+                try:
+                    while True:
+                        await self._pause(_FRAME)
+                        live.update(self._frame(), refresh=True)
+                finally:
+                    live.update(self._frame())  # drawn as the view ends, and left on the screen
         except OSError:
             return  # nobody looks any more; the run itself goes on
 

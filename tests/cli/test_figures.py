@@ -1,0 +1,198 @@
+"""Statistics as words: each unit at its edges, each line as it is printed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbquic.cli.figures import (
+    COLUMNS,
+    duration,
+    fill,
+    loop_rows,
+    milliseconds,
+    plain_line,
+    printable,
+    progress,
+    share,
+    size,
+    summary_lines,
+    throughput,
+    token_rate,
+)
+from bbquic.runtime.telemetry import HopStatistics, JobStatistics, StageStatistics
+from bbquic.units import Bytes, BytesPerSecond, Seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (7800, "2 h 10 min"),
+        (86_399, "1 d 00 h"),
+        (4 * 86_400 + 3 * 3600, "4 d 03 h"),
+        (None, "-"),
+    ],
+)
+def test_a_duration_has_two_units_at_the_most(seconds: float | None, text: str) -> None:
+    assert duration(None if seconds is None else Seconds(seconds)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00004, "0.0 ms"), (0.0123, "12.3 ms"), (0.09996, "100 ms"), (2.5, "2,500 ms"), (None, "-")],
+)
+def test_short_times_are_in_milliseconds(seconds: float | None, text: str) -> None:
+    assert milliseconds(None if seconds is None else Seconds(seconds)) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_951, "1.0 MB"),
+        (12_345_678, "12.3 MB"),
+        (5 * 10**9, "5.0 GB"),
+        (7 * 10**15, "7,000.0 TB"),
+    ],
+)
+def test_a_size_is_in_decimal_units(count: int, text: str) -> None:
+    assert size(Bytes(count)) == text
+
+
+def test_a_throughput_is_never_in_single_bytes() -> None:
+    assert throughput(BytesPerSecond(120.0)) == "0.1 kB/s"
+    assert throughput(BytesPerSecond(2_500_000.0)) == "2.5 MB/s"
+    assert throughput(None) == "-"
+
+
+def test_a_token_rate_keeps_a_decimal_only_where_it_tells() -> None:
+    assert [token_rate(rate) for rate in (0.04, 38.21, 99.96, 1234.5)] == [
+        "0.0 tok/s",
+        "38.2 tok/s",
+        "100 tok/s",
+        "1,234 tok/s",
+    ]
+    assert token_rate(None) == "- tok/s"
+
+
+def test_a_share_is_a_hundred_only_when_nothing_is_missing() -> None:
+    assert [share(value) for value in (0.0, 0.934, 0.9999, 1.0, None)] == [
+        "0 %",
+        "93 %",
+        "99 %",
+        "100 %",
+        "-",
+    ]
+
+
+@given(st.text())
+def test_printable_text_has_no_control_character(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) == len(text)
+
+
+@given(st.lists(st.text(min_size=1)), st.integers(1, 40))
+def test_filled_lines_hold_every_part_and_overflow_only_by_one_that_cannot_fit(
+    parts: list[str], width: int
+) -> None:
+    lines = fill(parts, width)
+    assert "  ".join(lines) == "  ".join(parts)
+    assert all(len(line) <= width or line in parts for line in lines)
+
+
+JOB = JobStatistics(
+    done=400,
+    failed=2,
+    skipped=10,
+    total=1000,
+    prompt_tokens=12_345,
+    generated_tokens=45_678,
+    tokens_per_second=130.2,
+    decode_tokens_per_second=38.21,
+    in_flight_sequences=16,
+    elapsed=Seconds(130.2),
+    eta=Seconds(200.1),
+    waiting_for="node b: step 12",
+    failures=(("duplicate_id", 1), ("invalid_json", 1)),
+)
+
+
+def test_progress_counts_what_is_settled_by_whichever_run() -> None:
+    assert progress(JOB) == "412 of 1,000 (41 %)"
+    assert progress(JobStatistics(done=3)) == "3 lines"
+    assert progress(JobStatistics(total=0)) == "0 of 0 (100 %)"
+
+
+def test_a_plain_line_says_all_that_is_known() -> None:
+    assert plain_line(JOB) == (
+        "progress: 412 of 1,000 (41 %), 38.2 tok/s generated, 130 tok/s with prompts, 16 in flight, "
+        "2 failed, 10 had their answer, 2 min 10 s so far, 3 min 20 s left, waiting for node b: step 12"
+    )
+
+
+def test_a_plain_line_says_nothing_that_is_not_known() -> None:
+    assert plain_line(JobStatistics()) == "progress: 0 lines, - tok/s generated, 0 in flight, 0.0 s so far"
+
+
+def test_a_summary_counts_failures_by_code_and_says_how_to_go_on() -> None:
+    assert summary_lines(JOB, "answers.jsonl") == [
+        "answered 400 of 1,000 lines, 10 had their record before, 2 failed (1 duplicate_id, 1 invalid_json), "
+        "in 2 min 10 s",
+        "12,345 prompt tokens, 45,678 generated: 351 tok/s",
+        "answers: answers.jsonl",
+        "unfinished: 588 left; run the same command again to go on",
+    ]
+
+
+def test_a_summary_of_a_finished_job_leaves_nothing_to_do() -> None:
+    job = JobStatistics(done=1, total=1, elapsed=Seconds(2))
+    assert summary_lines(job, "a.jsonl") == ["answered 1 of 1 line, in 2.0 s", "answers: a.jsonl"]
+
+
+def test_a_summary_of_answers_to_a_pipe_does_not_promise_to_go_on() -> None:
+    lines = summary_lines(JobStatistics(done=1), "standard output", resumable=False)
+    assert lines[-1] == "unfinished: only a file (-o) can be gone on with"
+
+
+def stage(node: str, first: int, last: int, compute: float | None = None) -> StageStatistics:
+    return StageStatistics(node, first, last, None if compute is None else Seconds(compute), None, None)
+
+
+def hop(source: str, target: str, blocks: str | None) -> HopStatistics:
+    return HopStatistics(source, target, blocks, Seconds(0.02), Bytes(1500), 3, None)
+
+
+def test_a_row_joins_a_hop_with_the_stage_that_it_leads_to() -> None:
+    job = JobStatistics(hops=(hop("here", "a", "0-9"),), stages=(stage("a", 0, 9, 0.0123),))
+    assert loop_rows(job) == [("here -> a", "0-9", "12.3 ms", "-", "-", "20.0 ms", "1.5 kB", "-")]
+    assert len(loop_rows(job)[0]) == len(COLUMNS)
+
+
+def test_the_hop_back_has_no_stage_even_where_one_runs_beside_the_coordinator() -> None:
+    job = JobStatistics(hops=(hop("b", "a", None), hop("a", "a", "0-9")), stages=(stage("a", 0, 9, 0.0123),))
+    assert [row[:3] for row in loop_rows(job)] == [("b -> a", "", ""), ("a -> a", "0-9", "12.3 ms")]
+
+
+def test_two_stages_of_one_node_are_told_apart_by_their_blocks() -> None:
+    job = JobStatistics(
+        hops=(hop("x", "a", "5-9"), hop("x", "a", "0-4")),
+        stages=(stage("a", 0, 4, 0.001), stage("a", 5, 9, 0.002)),
+    )
+    assert [row[2] for row in loop_rows(job)] == ["2.0 ms", "1.0 ms"]
+
+
+def test_a_stage_that_no_hop_leads_to_has_a_row_of_its_own() -> None:
+    job = JobStatistics(stages=(stage("a", 0, 9),))
+    assert loop_rows(job) == [("a", "0-9", "-", "-", "-", "", "", "")]
