@@ -7,9 +7,8 @@ from enum import IntEnum
 
 from bbquic.errors import ConnectionLost, PeerRefused, RemoteProtocolError, TransportError
 from bbquic.transport.identity import Fingerprint
+from bbquic.transport.printable import printable
 from bbquic.units import Seconds
-
-MAX_REASON = 512  # bytes of UTF-8: a reason phrase must fit a 1200-byte datagram with room to spare
 
 
 class CloseCode(IntEnum):
@@ -93,16 +92,6 @@ def broken(peer: str, code: int, reason: str) -> Ending:
     return Ending(
         ConnectionLost, f"the connection to {peer} broke (QUIC error {code:#x})" + _because(printable(reason))
     )
-
-
-def printable(text: str) -> str:
-    """A stranger's text, fit for a terminal and a log: one line, no control characters, bounded."""
-    return "".join(char if char.isprintable() else "?" for char in cut(text))
-
-
-def cut(text: str, limit: int = MAX_REASON) -> str:
-    """`text`, at most `limit` bytes long in UTF-8."""
-    return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 
 def _because(reason: str) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from bbquic.errors import RemoteProtocolError, TransportError
+from bbquic.transport.printable import printable
 
 MAGIC = b"BQ"
 WIRE_VERSION = 1  # raised when a byte of any message but HELLO changes its meaning
@@ -213,5 +214,5 @@ def decode_header_untrusted(struct_type: type[T], header: bytes) -> T:
     try:
         return msgspec.msgpack.decode(header, type=struct_type, strict=True)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        reason = str(error) or type(error).__name__
+        reason = printable(str(error)) or type(error).__name__
         raise RemoteProtocolError(f"a header is not a {struct_type.__name__}: {reason}") from None

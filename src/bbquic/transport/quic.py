@@ -24,9 +24,10 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersio
 from aioquic.quic.stream import QuicStream, QuicStreamSender
 
 from bbquic.errors import TransportError
-from bbquic.transport.ending import CloseCode, cut, unpinned_reason
+from bbquic.transport.ending import CloseCode, unpinned_reason
 from bbquic.transport.identity import Fingerprint, Identity, fingerprint_of
 from bbquic.transport.options import EndpointOptions
+from bbquic.transport.printable import cut
 from bbquic.units import Seconds
 
 log = logging.getLogger("bbquic.transport")
