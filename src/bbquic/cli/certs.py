@@ -1,4 +1,4 @@
-"""`bbquic certs`: this machine's key. Private keys never travel; what is pasted elsewhere is a fingerprint."""
+"""`bbquic certs`: this machine's key. Private keys never travel; what is pasted is a fingerprint."""
 
 from __future__ import annotations
 
