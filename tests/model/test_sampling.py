@@ -130,7 +130,7 @@ def test_filters_leave_the_tokens_that_transformers_leaves(
 def test_a_sample_is_one_of_the_tokens_kept(seed: int, top_k: int, top_p: float) -> None:
     logits = random_logits(seed % 97, 1, 30)
     sampling = Sampling(temperature=2.0, top_k=top_k, top_p=top_p, seed=seed)
-    assert choose(logits, [sampling], [0])[0] in kept_tokens(logits[0].numpy() / np.float32(2), sampling)
+    assert choose(logits, [sampling], [0])[0] in kept_tokens((logits[0] / 2).numpy(), sampling)
 
 
 def test_equal_tokens_at_the_edge_of_top_k_all_stay() -> None:

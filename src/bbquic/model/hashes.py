@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -75,7 +76,8 @@ class HashCache:
             scratch.write_bytes(msgspec.json.encode(entry))
             scratch.replace(place)
         except OSError:
-            scratch.unlink(missing_ok=True)
+            with suppress(OSError):
+                scratch.unlink()
 
     def _place(self, entry: _Remembered) -> Path:
         assert self._folder is not None
