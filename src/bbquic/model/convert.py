@@ -61,6 +61,13 @@ def _field(file: GGUFFile, name: str, kind: type[Any]) -> Any:
     return value
 
 
+def _members(file: GGUFFile, name: str, kind: type[Any]) -> list[Any]:
+    members: list[Any] = _field(file, name, list)
+    if not all(type(member) is kind for member in members):
+        raise ModelError(f"the GGUF file's field {name!r} has members that are not of type {kind.__name__}")
+    return members
+
+
 def _config(file: GGUFFile, layout: GGUFLayout, spec: FamilySpec) -> dict[str, Any]:
     prefix = layout.architecture + "."
     config: dict[str, Any] = {"model_type": spec.model_types[0]}
@@ -135,9 +142,9 @@ def _rotary_halves(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]
 def _write_tokenizer(file: GGUFFile, directory: Path, max_length: int) -> None:
     if file.fields.get("tokenizer.ggml.add_bos_token", False):
         raise ModelError("the GGUF file's tokenizer begins every text with a token, which is not converted")
-    tokens: list[str] = _field(file, "tokenizer.ggml.tokens", list)
-    types: list[int] = _field(file, "tokenizer.ggml.token_type", list)
-    merges = [tuple(merge.split(" ")) for merge in _field(file, "tokenizer.ggml.merges", list)]
+    tokens: list[str] = _members(file, "tokenizer.ggml.tokens", str)
+    types: list[int] = _members(file, "tokenizer.ggml.token_type", int)
+    merges = [tuple(merge.split(" ")) for merge in _members(file, "tokenizer.ggml.merges", str)]
     if len(types) != len(tokens) or not set(types) <= {NORMAL_TOKEN, CONTROL_TOKEN}:
         raise ModelError("the GGUF file's token types are not one per token, normal or control")
     try:
