@@ -1,0 +1,158 @@
+"""A cluster in one process: real nodes, coordinator and files; the network is memory or QUIC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bbquic.model.directory import ModelDirectory
+from bbquic.model.manifest import manifest_of
+from bbquic.runtime.cluster import ClusterDeadlines
+from bbquic.runtime.coordinator import CoordinatorOptions
+from bbquic.runtime.generate import RunModel, RunOptions, generate
+from bbquic.runtime.job import JobFile
+from bbquic.runtime.layout import LayoutOptions
+from bbquic.runtime.loading import DiskLoader, ModelStore
+from bbquic.runtime.machine import Machine
+from bbquic.runtime.node import Node
+from bbquic.runtime.telemetry import JobStatistics
+from bbquic.transport.channel import Endpoint, Role
+from bbquic.transport.endpoint import open_endpoint
+from bbquic.transport.identity import Identity, Peer, make_identity
+from bbquic.transport.memory import MemoryNetwork
+from bbquic.units import Seconds
+
+DEADLINE = 120.0  # seconds; a test that waits for what never comes fails, in place of hanging
+CPU = Machine(torch.device("cpu"), threads=1)
+COMMAND = "command"
+
+
+@dataclass
+class Cluster:
+    """Nodes that are up. `endpoints` has theirs and, under the names of the commands, ours."""
+
+    peers: dict[str, Peer]
+    identities: dict[str, Identity]
+    endpoints: dict[str, Endpoint]
+    names: tuple[str, ...]
+    nodes: dict[str, Node] = field(default_factory=dict)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def command(self) -> Endpoint:
+        return self.endpoints[COMMAND]
+
+    def places(self, names: Sequence[str] | None = None) -> list[Peer]:
+        return [self.peers[name] for name in names or self.names]
+
+
+@asynccontextmanager
+async def cluster_of(
+    models: Sequence[Path],
+    *,
+    quic: bool = False,
+    order: random.Random | None = None,
+    commands: dict[str, frozenset[str]] | None = None,
+) -> AsyncIterator[Cluster]:
+    """A node for each of `models`, node-1 and on, that serves the model in it under the name `tiny`."""
+    names = tuple(f"node-{number + 1}" for number in range(len(models)))
+    commands = commands or {COMMAND: frozenset({"coordinate"})}
+    identities = {name: make_identity(name) for name in (*names, *commands)}
+    peers = {
+        name: Peer(name, ("memory", place + 1), (identities[name].fingerprint,))
+        for place, name in enumerate(names)
+    }
+    for name, may in commands.items():
+        peers[name] = Peer(name, None, (identities[name].fingerprint,), may)
+    network = MemoryNetwork(order)
+    endpoints: dict[str, Endpoint] = {}
+    for name in (*names, *commands):
+        role = Role.NODE if name in names else Role.COMMAND
+        if quic:
+            endpoint: Endpoint = await open_endpoint(identities[name], peers, role, host="127.0.0.1")
+            if name in names:
+                peers[name] = Peer(name, endpoint.address, peers[name].keys)
+        else:
+            endpoint = network.endpoint(identities[name], peers, role)
+        endpoints[name] = endpoint
+    cluster = Cluster(peers, identities, endpoints, names)
+    try:
+        for name, model in zip(names, models, strict=True):
+            loader = DiskLoader(ModelStore({"tiny": model}, model / "no-cache"), CPU, name)
+            node = Node(endpoints[name], peers[name], peers, loader, CPU)
+            cluster.nodes[name] = node
+            cluster.tasks[name] = asyncio.create_task(node.serve())
+        yield cluster
+    finally:
+        for task in cluster.tasks.values():
+            task.cancel()
+        await asyncio.gather(*cluster.tasks.values(), return_exceptions=True)
+        for endpoint in endpoints.values():
+            await endpoint.close()
+
+
+def run_model(path: Path) -> RunModel:
+    directory = ModelDirectory(path, "tiny")
+    return RunModel(directory, manifest_of(directory))
+
+
+def options(**layout: Any) -> RunOptions:
+    """Small and quick: packs of few prompt tokens, so that prompts are read in chunks."""
+    prefill = layout.pop("prefill_tokens", 24)
+    return RunOptions(
+        layout=LayoutOptions(**{"batch": 8, "kv_tokens": 4096} | layout),
+        prefill_tokens=prefill,
+        coordinator=CoordinatorOptions(heartbeat=Seconds(0.05), slow=Seconds(5), stall=Seconds(60)),
+        deadlines=ClusterDeadlines(dial=Seconds(20), describe=Seconds(20), load=Seconds(60)),
+    )
+
+
+@asynccontextmanager
+async def unwatched(source: Callable[[], JobStatistics]) -> AsyncIterator[None]:
+    source()
+    yield
+
+
+async def answer(
+    cluster: Cluster, model: Path, prompts: Path, output: Path, how: RunOptions, **more: Any
+) -> JobStatistics:
+    """A whole run, as `bbquic generate` does it."""
+    return await generate(
+        more.get("endpoint", cluster.command),
+        cluster.places(more.get("nodes")),
+        more.get("held") or run_model(model),
+        JobFile(prompts),
+        str(output),
+        how,
+        report=lambda _: None,
+        watch=more.get("watch", unwatched),
+    )
+
+
+def run(main: Callable[[], Any]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def write_prompts(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def read_answers(path: Path) -> dict[int, dict[str, Any]]:
+    """The answers by line. Fails on a line with two records."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    by_line = {record["line"]: record for record in records}
+    assert len(by_line) == len(records)
+    return by_line

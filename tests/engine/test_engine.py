@@ -1,0 +1,145 @@
+"""Whole runs over nodes in this process: tokens equal transformers', whatever the layout."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_helpers import answer, cluster_of, options, read_answers, run, write_prompts
+from oracle import Oracle
+
+from tiny_model import make_tiny_llama
+
+BLOCKS = 4
+PROMPTS: list[dict[str, Any]] = [
+    {"prompt": "a", "max_tokens": 20},
+    {"prompt": "the and of to in is that it was for on are with as his they", "max_tokens": 12},
+    {"prompt": "some what there we can " * 14, "max_tokens": 30},
+    {"messages": [{"role": "user", "content": "which one?"}], "max_tokens": 9},
+    {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how"}]},
+    {"prompt": "日本語 и русский 🙂", "max_tokens": 1},
+    *({"prompt": f"word {'the of ' * (n % 7)}{n}", "max_tokens": 5 + 3 * (n % 11)} for n in range(14)),
+]
+SAMPLED: list[dict[str, Any]] = [
+    {
+        "prompt": f"all {n} were when",
+        "max_tokens": 16,
+        "temperature": 0.3 + n / 5,
+        "top_p": 1 - n / 40,
+        "top_k": 5 * (n % 4),
+        "seed": 2**60 + n,
+    }
+    for n in range(8)
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", blocks=BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Oracle:
+    return Oracle(model)
+
+
+@pytest.fixture(scope="module")
+def expected(oracle: Oracle) -> dict[int, str]:
+    """By line, what transformers generates for each prompt alone."""
+    texts = {}
+    for line, record in enumerate(PROMPTS, 1):
+        tokens = oracle.generate(oracle.prompt(record), record.get("max_tokens", 256))
+        texts[line] = oracle.tokenizer.decode(tokens, skip_special_tokens=True)
+    return texts
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_greedy_answers_equal_transformers_over_a_network_that_reorders(
+    model: Path, expected: dict[int, str], tmp_path: Path, nodes: int, micro_batches: int
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
+
+    async def main() -> None:
+        order = random.Random(nodes * 10 + micro_batches)
+        async with cluster_of([model] * nodes, order=order) as cluster:
+            statistics = await answer(
+                cluster, model, prompts, tmp_path / "out.jsonl", options(micro_batches=micro_batches)
+            )
+        assert statistics.done == len(PROMPTS)
+        assert statistics.finished
+
+    run(main)
+    answers = read_answers(tmp_path / "out.jsonl")
+    assert {line: record["text"] for line, record in answers.items()} == expected
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"split": (1, 3), "micro_batches": 2}, id="uneven split"),
+        pytest.param({"kv_tokens": 640, "micro_batches": 2}, id="little memory"),
+        pytest.param({"kv_tokens": 480, "micro_batches": 4}, id="one sequence takes the whole arena"),
+        pytest.param({"prefill_tokens": 1, "micro_batches": 3}, id="prompts a token at a time"),
+        pytest.param({"prefill_tokens": 4096, "batch": 20}, id="everything at once"),
+        pytest.param({"batch": 1}, id="one at a time"),
+    ],
+)
+def test_greedy_answers_do_not_depend_on_the_layout(
+    model: Path, expected: dict[int, str], tmp_path: Path, layout: dict[str, Any]
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
+
+    async def main() -> None:
+        async with cluster_of([model] * 2, order=random.Random(7)) as cluster:
+            await answer(cluster, model, prompts, tmp_path / "out.jsonl", options(**layout))
+
+    run(main)
+    answers = read_answers(tmp_path / "out.jsonl")
+    too_long = {
+        line for line, record in answers.items() if record.get("error", {}).get("code") == "does_not_fit"
+    }
+    assert len(too_long) <= 1  # a sequence that is larger than the arena has an error record of its own
+    assert {line: record.get("text") for line, record in answers.items() if line not in too_long} == {
+        line: text for line, text in expected.items() if line not in too_long
+    }
+
+
+def test_sampled_answers_depend_on_the_seed_alone(model: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", SAMPLED + PROMPTS[:3])
+    texts: list[dict[int, str]] = []
+
+    async def main() -> None:
+        for nodes in (1, 2, 3):
+            for micro_batches in (1, 2, 4):
+                output = tmp_path / f"{nodes}-{micro_batches}.jsonl"
+                async with cluster_of([model] * nodes, order=random.Random(nodes)) as cluster:
+                    await answer(cluster, model, prompts, output, options(micro_batches=micro_batches))
+                answers = read_answers(output)
+                assert all(answers[line]["seed"] == 2**60 + line - 1 for line in range(1, 9))
+                texts.append({line: record["text"] for line, record in answers.items()})
+
+    run(main)
+    assert all(one == texts[0] for one in texts)
+    assert len(set(texts[0].values())) > 5, "the samples are samples"
+
+
+def test_greedy_answers_equal_transformers_over_quic(
+    model: Path, expected: dict[int, str], tmp_path: Path
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
+
+    async def main() -> None:
+        async with cluster_of([model] * 3, quic=True) as cluster:
+            statistics = await answer(
+                cluster, model, prompts, tmp_path / "out.jsonl", options(micro_batches=3)
+            )
+        assert len(statistics.hops) == 4
+        assert all(hop.bytes_sent > 0 for hop in statistics.hops)
+        assert [(one.first_block, one.last_block) for one in statistics.stages] == [(0, 1), (2, 2), (3, 3)]
+
+    run(main)
+    answers = read_answers(tmp_path / "out.jsonl")
+    assert {line: record["text"] for line, record in answers.items()} == expected
