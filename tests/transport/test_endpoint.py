@@ -191,6 +191,20 @@ def test_a_message_whose_stream_is_reset_is_dropped_and_the_rest_goes_on() -> No
     with_pair(body)
 
 
+def test_messages_given_up_cost_no_credit_for_good() -> None:
+    async def body(pair: Pair) -> None:
+        async with raw_client(pair.b.address, pair.identities["home-a"]) as client:
+            client.say(HELLO)
+            channel = await pair.b.accept()
+            half = wire(Message(Kind.HIDDEN, b"", bytes(16 * KIB)))[:-1]
+            for number in range(20):  # five windows of bytes, and of streams
+                client.reset(client.say(half, end=False))
+                client.say(wire(text(str(number))))
+                assert await channel.receive() == text(str(number))
+
+    with_pair(body, EndpointOptions(receive_window=Bytes(64 * KIB), inbox_messages=4))
+
+
 def test_a_bidirectional_stream_ends_the_connection() -> None:
     async def body(pair: Pair) -> None:
         async with raw_client(pair.b.address, pair.identities["home-a"]) as client:

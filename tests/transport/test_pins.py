@@ -24,6 +24,7 @@ from bbquic.transport.quic import PinnedConnection, check_aioquic, configuration
 ADDRESS = ("192.0.2.1", 4433)
 SERVER = make_identity("server")
 CLIENT = make_identity("client")
+READ_ME = b"read me" * 1000  # several datagrams, which come in one batch with the end of the handshake
 
 
 def accepting(*pinned: Fingerprint, original: bytes = bytes(8)) -> PinnedConnection:
@@ -43,7 +44,7 @@ def stock_client(identity: Identity | None, alpn: str = "bbquic") -> QuicConnect
         settings.certificate, settings.private_key = identity.certificate, identity.private_key
     client = QuicConnection(configuration=settings)
     client.connect(ADDRESS, now=0.0)
-    client.send_stream_data(2, b"read me", end_stream=True)
+    client.send_stream_data(2, READ_ME, end_stream=True)
     return client
 
 
@@ -92,7 +93,7 @@ def test_a_pinned_client_is_known_and_its_streams_are_read() -> None:
     server, seen = start(stock_client(CLIENT), CLIENT.fingerprint)
     assert server.is_known
     assert server.fingerprint == CLIENT.fingerprint
-    assert stream_bytes(seen) == b"read me"
+    assert stream_bytes(seen) == READ_ME
 
 
 @pytest.mark.parametrize("identity", [make_identity("stranger"), None], ids=["strange key", "no certificate"])
@@ -133,7 +134,7 @@ def test_dates_in_a_certificate_do_not_matter(years: tuple[int, int]) -> None:
     identity = certificate(ed25519.Ed25519PrivateKey.generate(), before=before, after=after)
     server, seen = start(stock_client(identity), identity.fingerprint)
     assert server.is_known
-    assert stream_bytes(seen) == b"read me"
+    assert stream_bytes(seen) == READ_ME
 
 
 def test_a_p256_key_does_as_well() -> None:

@@ -60,10 +60,6 @@ def configuration(
     )
 
 
-class _CutOff(Exception):
-    """Unwinds aioquic in the middle of a packet, so that no further frame of it is looked at."""
-
-
 class _Credit(Limit):
     """A receive limit that grows with what the application took; aioquic's own doubles regardless."""
 
@@ -127,9 +123,10 @@ class PinnedConnection(QuicConnection):
         if certificate is not None:
             self.fingerprint = fingerprint_of(certificate)
         if self.fingerprint is None or not self._is_pinned(self.fingerprint):
+            # No stream frame can be in this packet, and no packet is read any more once this is called.
             self.close(CloseCode.UNPINNED, reason_phrase=unpinned_reason(self.fingerprint))
-            raise _CutOff
-        self.is_known = True
+        else:
+            self.is_known = True
 
     def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
         """Take a datagram. Whatever is in it, the worst that follows is that this connection closes."""
@@ -137,8 +134,6 @@ class PinnedConnection(QuicConnection):
             return
         try:
             super().receive_datagram(data, addr, now)
-        except _CutOff:
-            pass
         except Exception:
             log.exception("a datagram from %s port %d broke the QUIC stack", addr[0], addr[1])
             self.close(CloseCode.INTERNAL)
