@@ -297,7 +297,7 @@ def test_what_arrived_before_the_end_is_read_first(on_net: Run) -> None:
         await there.send(text("first"))
         await there.send(text("second"))
         assert await here.receive() == text("first")
-        while here.statistics().messages_received < 2:  # noqa: ASYNC110 (there is no event to wait for)
+        while here.statistics().messages_received < 2:
             await asyncio.sleep(0)
         there.close()
         await here.wait_closed()
