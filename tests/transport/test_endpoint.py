@@ -10,6 +10,7 @@ import ssl
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
+from bad_path import BadPath
 from raw_client import with_pair
 from transport_helpers import (
     Pair,
@@ -203,5 +204,26 @@ def test_a_refused_dialler_gets_one_answer_even_when_it_has_sent_already() -> No
             await endpoint.connect(pair.peer_b)
         assert isinstance(pair.b, QuicEndpoint)
         assert len(pair.b._waiting) == 0
+
+    with_pair(body)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_message_arrives_once_over_a_path_that_loses_and_swaps(seed: int) -> None:
+    async def body(pair: Pair) -> None:
+        path = await BadPath.open(pair.b.address, seed=seed, loss=0.05, swap=0.1)
+        try:
+            peer = pair.peer_b
+            there = await pair.a.connect(type(peer)(peer.name, path.address, peer.keys))
+            here = await pair.b.accept()
+            sent = [Message(Kind.HIDDEN, str(size).encode(), bytes(size)) for size in range(0, 60_000, 997)]
+            async with asyncio.TaskGroup() as group:
+                for message in sent:
+                    group.create_task(there.send(message))
+                received = [await here.receive() for _ in sent]
+            assert sorted(received, key=lambda message: message.body_size) == sent
+            assert path.lost > 0
+        finally:
+            path.close()
 
     with_pair(body)
