@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from bbquic.kv.ranges import SlotRange
@@ -38,8 +39,8 @@ class Arena:
         self._head_dim = head_dim
         self._width = kv_heads * head_dim
         shape = (len(blocks), cells * self._width)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys = _zeros(shape, dtype, device)
+        self._values = _zeros(shape, dtype, device)
 
     @property
     def nbytes(self) -> Bytes:
@@ -56,3 +57,12 @@ class Arena:
         span = slice(where.offset * self._width, where.stop * self._width)
         shape = (where.slots, self._kv_heads, where.capacity, self._head_dim)
         return self._keys[index, span].view(shape), self._values[index, span].view(shape)
+
+
+def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; in host memory, address space whose pages become resident when they are first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    blocks, values = shape
+    pages = np.zeros((blocks, values * dtype.itemsize), dtype=np.uint8)  # calloc; torch.zeros writes them
+    return torch.from_numpy(pages).view(dtype)
