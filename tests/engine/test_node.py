@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from engine_helpers import (
+    CPU,
     answer,
     cluster_of,
     options,
@@ -31,6 +32,10 @@ from bbquic.errors import (
 )
 from bbquic.runtime.generate import RunOptions
 from bbquic.runtime.layout import LayoutOptions
+from bbquic.runtime.loading import DiskLoader, ModelStore
+from bbquic.runtime.protocol import PlanHeader, Stage
+from bbquic.runtime.stage import StageWorker
+from bbquic.units import Seconds
 from tiny_model import make_tiny_llama
 
 PROMPTS = [{"prompt": f"the of {n}", "max_tokens": 24} for n in range(6)]
@@ -196,3 +201,35 @@ def test_settings_that_do_not_fit_the_model_are_refused(model: Path, prompts: Pa
                 await answer(cluster, model, prompts, tmp_path / "o.jsonl", options())
 
     run(main)
+
+
+def test_while_a_node_loads_it_is_said_what_it_is_at(model: Path, prompts: Path, tmp_path: Path) -> None:
+    asked = asyncio.Event()
+    heard: list[str] = []
+
+    async def main() -> None:
+        async with cluster_of([model]) as cluster:
+            node = cluster.nodes["node-1"]
+            loop = asyncio.get_running_loop()
+
+            def hear(line: str) -> None:
+                heard.append(line)
+                if "checking" in line:
+                    asked.set()
+
+            class Slow(DiskLoader):
+                """A loader whose disk is slow: it goes on once it was asked what it is at."""
+
+                def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
+                    report("checking the weights against the plan")
+                    asyncio.run_coroutine_threadsafe(asked.wait(), loop).result()
+                    return super().load(plan, stage, report)
+
+            node._loader = Slow(ModelStore({"tiny": model}, tmp_path), CPU, "node-1")
+            how = options()
+            quick = replace(how, deadlines=replace(how.deadlines, ask=Seconds(0.01)))
+            await answer(cluster, model, prompts, tmp_path / "out.jsonl", quick, report=hear)
+
+    run(main)
+    assert heard[0] == "node-1 (blocks 0-3): loading"
+    assert "node-1 (blocks 0-3): checking the weights against the plan" in heard

@@ -58,7 +58,7 @@ def prompts(tmp_path: Path) -> Path:
 async def plan_of(cluster: Cluster, model: Path, channels: tuple[Channel, ...]) -> list[PlanHeader]:
     """The plans a coordinator would send, one for each node."""
     held, how = run_model(model), options()
-    nodes = await describe_all(channels, "tiny", how.deadlines)
+    nodes = await describe_all(channels, how.deadlines)
     plan = make_plan(new_job_id(), held.directory, held.manifest, nodes, how.layout)
     return [for_stage(plan, stage, held.directory) for stage in plan.stages]
 
