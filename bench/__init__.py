@@ -1,0 +1,1 @@
+"""Measurements: what each figure means is in METHODOLOGY.md."""
