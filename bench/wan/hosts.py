@@ -27,7 +27,7 @@ IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 QUEUE_PACKETS = 10_000  # between a host's kernel and the relay, which empties it at once
 NAMESPACES = Path("/run/netns")
 OWNED = re.compile(r"bbwan-(\d+)-(\d+)-[0-9a-f]{6}-[a-z0-9]+")
-PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # where `ip` is, for a root without them
+ALSO_IN = "/usr/sbin:/sbin"  # where `ip` is, for a root whose PATH lacks them
 IP_SECONDS = 30.0  # a call of `ip` takes milliseconds
 
 
@@ -37,8 +37,7 @@ def check_available() -> None:
         raise WanUnavailable("network namespaces need Linux")
     if os.geteuid() != 0:
         raise WanUnavailable("making network namespaces needs root")
-    if shutil.which("ip", path=PATH) is None:
-        raise WanUnavailable("there is no `ip` command: install iproute2")
+    _ip_command()
     try:
         os.close(os.open(TUN, os.O_RDWR))
     except OSError as error:
@@ -130,7 +129,7 @@ def _began(pid: int) -> str | None:
 
 
 def _ip_command() -> str:
-    found = shutil.which("ip", path=PATH)
+    found = shutil.which("ip") or shutil.which("ip", path=ALSO_IN)
     if found is None:
         raise WanUnavailable("there is no `ip` command: install iproute2")
     return found
