@@ -81,12 +81,12 @@ def append_result(name: str, result: Mapping[str, Any]) -> Path:
     return path
 
 
-def print_bars(name: str, measured: Mapping[str, float]) -> bool:
+def print_bars(name: str, measured: Mapping[str, float], path: Path = BARS) -> bool:
     """Print `NAME measured required ok|short` for each bar of a bench; whether none falls short.
 
     A bar that was not measured falls short.
     """
-    bars = tomllib.loads(BARS.read_text(encoding="utf-8")).get(name, {})
+    bars = tomllib.loads(path.read_text(encoding="utf-8")).get(name, {})
     good = True
     for bar, required in bars.items():
         value = measured.get(bar)

@@ -138,7 +138,7 @@ def make_prompts(directory: ModelDirectory, load: Load) -> list[list[int]]:
 
 
 async def compare(
-    directory: ModelDirectory, load: Load, nodes: int, micro_batches: int | None, rounds: int
+    directory: ModelDirectory, load: Load, nodes: int, micro_batches: int, rounds: int
 ) -> dict[str, list[Times]]:
     """Each side's rounds, interleaved; one unmeasured warm-up each."""
     model = RunModel(directory, manifest_of(directory))
@@ -193,7 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", default="8,32")
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--microbatches", type=int, default=None)
+    parser.add_argument("--microbatches", type=int, default=None, help="default: as `bbquic generate`")
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--answer", type=int, default=48, help="tokens")
     parser.add_argument("--rounds", type=int, default=3)
@@ -206,7 +206,8 @@ def main() -> int:
     for batch in batches:
         load = Load(batch, 8, 4) if args.quick else Load(batch, args.prompt, args.answer)
         nodes, rounds = (2, 1) if args.quick else (args.nodes, args.rounds)
-        sides = asyncio.run(compare(directory, load, nodes, args.microbatches, rounds))
+        micro_batches = args.microbatches or min(nodes, len(os.sched_getaffinity(0)), batch)
+        sides = asyncio.run(compare(directory, load, nodes, micro_batches, rounds))
         ratios = figures(sides, load)
         measured |= ratios
         rates = {
@@ -217,7 +218,11 @@ def main() -> int:
         for name, ratio in ratios.items():
             print(f"{name}: {ratio:.3f}")
         size = {"batch": load.batch, "prompt": load.prompt, "answer": load.answer, "nodes": nodes}
-        append_result("generate", {**size, "rounds": rounds, "ratios": ratios, "tokens_per_second": rates})
+        size["micro_batches"] = micro_batches
+        if not args.quick:
+            append_result(
+                "generate", {**size, "rounds": rounds, "ratios": ratios, "tokens_per_second": rates}
+            )
     return 0 if not args.bars or print_bars("generate", measured) else 1
 
 
