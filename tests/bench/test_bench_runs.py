@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.common import print_bars
 
 from bbquic.model.fetch import fetch_model
 from bbquic.model.registry import user_cache
-from bench.common import print_bars
 
 ROOT = Path(__file__).parent.parent.parent
 
