@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aioquic.quic import events
@@ -33,6 +34,7 @@ from bbquic.transport.options import EndpointOptions
 from bbquic.transport.outbox import Outbox, Posting
 from bbquic.transport.quic import PinnedConnection
 from bbquic.transport.session import Hello, Session
+from bbquic.transport.trains import Stamp, Train
 from bbquic.units import Bytes
 
 log = logging.getLogger("bbquic.transport")
@@ -45,7 +47,7 @@ class Host(Protocol):
     options: EndpointOptions
     hello: Hello
 
-    def send_datagram(self, data: bytes, address: Any) -> None: ...
+    def send_train(self, train: Train, address: Any) -> None: ...
 
     def find_peer(self, fingerprint: Fingerprint) -> Peer | None: ...
 
@@ -158,9 +160,9 @@ class QuicChannel:
         if self._ending is not None:
             raise self._ending.error()
 
-    def receive_datagram(self, data: bytes, address: Any) -> None:
-        """Take one datagram; `flush` when the batch is through."""
-        self._quic.receive_datagram(data, address, now=self._loop.time())
+    def receive_batch(self, datagrams: list[bytes], address: Any, stamps: Sequence[Stamp]) -> None:
+        """Take datagrams from one address; `flush` when all that came is through."""
+        self._quic.receive_batch(datagrams, address, self._loop.time(), stamps)
 
     def flush(self) -> None:
         """Handle what came, write what may go, send it."""
@@ -316,8 +318,8 @@ class QuicChannel:
             self._flush_handle = self._loop.call_soon(self.flush)
 
     def _transmit(self) -> None:
-        for data, address in self._quic.datagrams_to_send(now=self._loop.time()):
-            self._host.send_datagram(data, address)
+        for train in self._quic.trains_to_send(now=self._loop.time()):
+            self._host.send_train(train, self._quic.get_peer_address())
         timer_at = self._quic.get_timer()
         if timer_at == self._timer_at:
             return

@@ -18,7 +18,7 @@ CHUNK = 256 * KIB  # written at once; between two of them a more urgent message 
 class Streams(Protocol):
     """What an outbox needs of a QUIC connection."""
 
-    def open_stream(self) -> int: ...
+    def open_stream(self, priority: int) -> int: ...
 
     def write_stream(self, stream_id: int, data: memoryview, *, end: bool) -> None: ...
 
@@ -103,7 +103,7 @@ class Outbox:
 
     def _write_chunk(self, posting: Posting) -> None:
         if posting.stream_id is None:
-            posting.stream_id = self._streams.open_stream()
+            posting.stream_id = self._streams.open_stream(posting.priority)
         buffer = posting.buffers[0]
         chunk, rest = buffer[:CHUNK], buffer[CHUNK:]
         if rest:
