@@ -74,7 +74,8 @@ class QuicEndpoint:
         self._bound: socket.socket | None = None
 
     async def listen(self, host: str, port: int, sock: socket.socket | None) -> None:
-        self._socket, self._bound = await open_udp(host, port, self._receive, sock)
+        batched = self.options.batched_sockets
+        self._socket, self._bound = await open_udp(host, port, self._receive, sock, batched=batched)
 
     @property
     def address(self) -> tuple[str, int]:

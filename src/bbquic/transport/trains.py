@@ -52,7 +52,7 @@ def couple(parts: Sequence[bytes], limit: int = MOST_BYTES) -> list[Train]:
         place += 2
         while place < count and place - start < 2 * MOST_SEGMENTS:
             size = len(parts[place]) + len(parts[place + 1])
-            if size > segment or total + size > limit:
+            if size == 0 or size > segment or total + size > limit:
                 break
             total += size
             place += 2

@@ -39,9 +39,15 @@ class UdpSocket(Protocol):
 
 
 async def open_udp(
-    host: str, port: int, on_batch: Callable[[Batch], None], sock: socket.socket | None = None
+    host: str,
+    port: int,
+    on_batch: Callable[[Batch], None],
+    sock: socket.socket | None = None,
+    *,
+    batched: bool = True,
 ) -> tuple[UdpSocket, socket.socket]:
-    """Bind, or take over a socket that is bound. An empty host means every address of this machine.
+    """Bind, or take over a socket that is bound. An empty host means every address of this machine. Without
+    `batched` it is asyncio's datagrams even on Linux.
 
     Raises: ConfigError when the address is not ours or the port is taken.
     """
@@ -55,7 +61,7 @@ async def open_udp(
         ) from None
     sock.setblocking(False)
     _ask_for_buffers(sock)
-    if sys.platform == "linux":
+    if batched and sys.platform == "linux":
         try:
             return BatchedSocket(sock, on_batch), sock
         except NotImplementedError:
@@ -94,7 +100,7 @@ _told: set[str] = set()  # one hint a process, however many sockets it opens
 
 def _ask(sock: socket.socket, option: int, force: int | None) -> int:
     """Bytes that the buffer has now. Linux reports twice what counts, for its own bookkeeping."""
-    for attempt, size in ((option, ENOUGH), (option, BUFFER), (force, BUFFER)):
+    for attempt, size in ((option, BUFFER // 2), (option, BUFFER), (force, BUFFER)):
         if attempt is not None:
             with suppress(OSError):  # not so much, or not by us
                 sock.setsockopt(socket.SOL_SOCKET, attempt, size)

@@ -9,6 +9,7 @@ from typing import Any
 
 from bbquic.transport.trains import Arrival, Batch, Train
 
+BATCH = 64  # datagrams handed over at once, at most
 BACKLOG = 4 << 20  # bytes asyncio keeps while the kernel takes none; beyond, they are lost as on any network
 
 
@@ -48,12 +49,17 @@ class PlainSocket(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
-        """Keep it for the end of this turn, so that its connection answers once for all that came."""
+        """Keep it until nothing more comes, so that its connection answers once for all. asyncio reads one
+        datagram a turn of its loop."""
         if not self._batch:
-            self._loop.call_soon(self._hand_over)
+            self._loop.call_soon(self._hand_over, 0)
         self._batch.append(Arrival([data], addr, None))
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, seen: int) -> None:
+        """`seen` is how many there were a turn ago."""
+        if seen < len(self._batch) < BATCH:
+            self._loop.call_soon(self._hand_over, len(self._batch))
+            return
         batch, self._batch = self._batch, []
         if self._transport is not None:
             self._on_batch(batch)
