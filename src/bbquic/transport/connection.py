@@ -65,6 +65,14 @@ class Host(Protocol):
         """The QUIC connection is over; its ids mean nothing now."""
 
 
+class Inbox(Protocol):
+    """Where a channel's messages go."""
+
+    def put_nowait(self, item: Message) -> None: ...
+
+    def end(self, ending: Ending, *, drop: bool = False) -> None: ...
+
+
 class QuicChannel:
     """See `bbquic.transport.channel.Channel`. Driven by its host's datagrams and its own timers."""
 
@@ -81,7 +89,8 @@ class QuicChannel:
         self._hello_posting: Posting | None = None
         self._decoders: dict[int, MessageDecoder] = {}
         self._mailbox: Mailbox[Message] = Mailbox()
-        self._outbox = Outbox(host.options, quic, self._transmit)
+        self._inbox: Inbox = self._mailbox
+        self._outbox = Outbox(host.options, quic, self._flush_soon)
         self._ending: Ending | None = None
         self._is_established = False
         self._settled = asyncio.Event()  # established, or ended
@@ -118,16 +127,16 @@ class QuicChannel:
         return self._is_dialled
 
     async def send(self, message: Message) -> None:
-        if self._ending is not None:
-            raise self._ending.error()
-        await self._outbox.send(message)
-        self._sent += 1
-        self._bytes_sent += message.size
+        posting = self.post(message)
+        try:
+            await posting.done
+        except asyncio.CancelledError:
+            self.withdraw(posting)
+            raise
 
     async def receive(self) -> Message:
         message = await self._mailbox.get()
-        if self._quic.release(message.size):
-            self._flush_soon()
+        self.release(message.size)
         return message
 
     def close(self, reason: str = "") -> None:
@@ -137,16 +146,44 @@ class QuicChannel:
         await self._closed.wait()
 
     def statistics(self) -> ChannelStatistics:
+        """Any thread may ask."""
         round_trip = self._quic.round_trip()
         return ChannelStatistics(
             messages_sent=self._sent,
             messages_received=self._received,
             bytes_sent=Bytes(self._bytes_sent),
             bytes_received=Bytes(self._bytes_received),
-            unacknowledged=Bytes(self._quic.unacknowledged()[0]),
+            unacknowledged=Bytes(self._quic.unacknowledged_bytes()),
             rtt=round_trip[0] if round_trip else None,
             min_rtt=round_trip[1] if round_trip else None,
         )
+
+    # The halves of `send` and `receive`, for who waits elsewhere.
+
+    def post(self, message: Message) -> Posting:
+        """Start to send. Its `done` is set as `send` would return or raise. Raises: ConnectionLost."""
+        if self._ending is not None:
+            raise self._ending.error()
+        posting = self._outbox.post(message)
+        posting.done.add_done_callback(lambda done: self._count(message.size, done))
+        return posting
+
+    def withdraw(self, posting: Posting) -> None:
+        """Give a message up: unless it was handed over by now, it never arrives."""
+        self._outbox.withdraw(posting)
+
+    def forward(self, inbox: Inbox) -> None:
+        """Messages go to another inbox, those that wait first. Whoever reads them there calls `release`."""
+        while self._mailbox:
+            inbox.put_nowait(self._mailbox.get_nowait())
+        if self._ending is not None:
+            inbox.end(self._ending)
+        self._inbox = inbox
+
+    def release(self, size: int) -> None:
+        """A message of so many bytes was read: the peer may send as much again."""
+        if self._quic.release(size):
+            self._flush_soon()
 
     # The channel, as its host drives it.
 
@@ -239,7 +276,7 @@ class QuicChannel:
                 for ready in self._session.receive_untrusted(message):
                     self._received += 1
                     self._bytes_received += ready.size
-                    self._mailbox.put_nowait(ready)
+                    self._inbox.put_nowait(ready)
         except RemoteProtocolError as error:
             self._close(bad_message(self._who, error), CloseCode.BAD_MESSAGE, str(error))
         except PeerRefused as error:
@@ -293,7 +330,7 @@ class QuicChannel:
     def _end(self, ending: Ending, *, drop: bool = False) -> None:
         self._ending = ending
         log.debug("%s", ending.text)
-        self._mailbox.end(ending, drop=drop)
+        self._inbox.end(ending, drop=drop)
         self._outbox.end(ending)
         self._decoders.clear()
         for handle in (self._deadline, self._keep_alive):
@@ -307,6 +344,11 @@ class QuicChannel:
         self.refuse(CloseCode.NO_HELLO, f"handshake and hello took over {timeout:.3g} s")
 
     # Clocks and datagrams.
+
+    def _count(self, size: int, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._sent += 1
+            self._bytes_sent += size
 
     def _ping(self) -> None:
         self._quic.send_ping(0)

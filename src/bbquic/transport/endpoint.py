@@ -24,7 +24,7 @@ from bbquic.transport.trains import Batch, Train
 from bbquic.transport.udp import UdpSocket, open_udp, resolve
 
 
-async def open_endpoint(
+async def open_endpoint_here(
     identity: Identity,
     peers: Mapping[str, Peer],
     role: Role,
@@ -35,8 +35,9 @@ async def open_endpoint(
     engine: str = __version__,
     options: EndpointOptions | None = None,
 ) -> QuicEndpoint:
-    """Listen on a UDP port, 0 for any; an empty host or `::` means every address of this machine. A bound
-    UDP socket given as `sock` is taken over instead. `engine` is our version: another major.minor is refused.
+    """Listen on a UDP port, 0 for any, on the loop that runs now; an empty host or `::` means every address of
+    this machine. A bound UDP socket given as `sock` is taken over instead. `engine` is our version: another
+    major.minor is refused.
 
     Raises: ConfigError when we cannot listen there, TransportError when aioquic is not the one we know.
     """
@@ -56,7 +57,7 @@ class QuicEndpoint:
         engine: str,
         options: EndpointOptions,
     ) -> None:
-        """Made by `open_endpoint`, which also makes it listen."""
+        """Made by `open_endpoint_here`, which also makes it listen."""
         self.options = options
         me = find_peer(peers.values(), identity.fingerprint)
         self.name = me.name if me is not None else identity.label

@@ -58,7 +58,7 @@ class Outbox:
         try:
             await posting.done
         except asyncio.CancelledError:
-            self._withdraw(posting)
+            self.withdraw(posting)
             raise
 
     def post(self, message: Message) -> Posting:
@@ -71,6 +71,13 @@ class Outbox:
         if self.pump():
             self._on_written()
         return posting
+
+    def withdraw(self, posting: Posting) -> None:
+        """Give a message up: unless all of it is with the stack by now, it never arrives."""
+        posting.done.cancel()  # `pump` passes over it
+        if posting.stream_id is not None and not posting.is_written:
+            self._streams.reset_stream(posting.stream_id, ResetCode.CANCELLED)
+            self._on_written()
 
     def pump(self) -> bool:
         """Write on while there is room. Whether anything was written."""
@@ -116,9 +123,3 @@ class Outbox:
             heappop(self._heap)
             posting.is_written = True
             posting.done.set_result(None)
-
-    def _withdraw(self, posting: Posting) -> None:
-        posting.done.cancel()  # `pump` passes over it
-        if posting.stream_id is not None and not posting.is_written:
-            self._streams.reset_stream(posting.stream_id, ResetCode.CANCELLED)
-            self._on_written()
