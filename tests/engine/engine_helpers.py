@@ -25,9 +25,9 @@ from bbquic.runtime.machine import Machine
 from bbquic.runtime.node import Node
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.transport.channel import Endpoint, Role
-from bbquic.transport.endpoint import open_endpoint
 from bbquic.transport.identity import Identity, Peer, make_identity
 from bbquic.transport.memory import MemoryNetwork
+from bbquic.transport.threaded import open_endpoint
 from bbquic.units import Seconds
 
 DEADLINE = 120.0  # seconds; a test that waits for what never comes fails, in place of hanging

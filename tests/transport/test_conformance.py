@@ -11,7 +11,9 @@ import pytest
 from transport_helpers import (
     MemoryNet,
     Net,
+    PlainNet,
     QuicNet,
+    ThreadedNet,
     make_identities,
     make_pair,
     make_peers,
@@ -30,7 +32,7 @@ from bbquic.units import Bytes, Seconds
 Run = Callable[[Callable[[Net], Awaitable[None]]], None]
 
 
-@pytest.fixture(params=[MemoryNet, QuicNet])
+@pytest.fixture(params=[MemoryNet, QuicNet, PlainNet, ThreadedNet])
 def on_net(request: pytest.FixtureRequest) -> Run:
     return lambda body: with_net(request.param, body)
 

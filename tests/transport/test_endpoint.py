@@ -22,7 +22,7 @@ from transport_helpers import (
 
 from bbquic.errors import ConfigError, ConnectionLost, PeerRefused, PeerUnreachable, RemoteProtocolError
 from bbquic.transport.channel import Role
-from bbquic.transport.endpoint import QuicEndpoint, open_endpoint
+from bbquic.transport.endpoint import QuicEndpoint, open_endpoint_here
 from bbquic.transport.message import KIB, Kind, Message
 from bbquic.transport.options import EndpointOptions
 from bbquic.units import Bytes, Seconds
@@ -146,7 +146,7 @@ def test_a_taken_port_is_named() -> None:
     async def body(pair: Pair) -> None:
         host, port = pair.b.address
         with pytest.raises(ConfigError, match=f"cannot listen on {host}, UDP port {port}"):
-            await open_endpoint(pair.identities["home-a"], pair.peers, Role.NODE, host=host, port=port)
+            await open_endpoint_here(pair.identities["home-a"], pair.peers, Role.NODE, host=host, port=port)
 
     with_pair(body)
 
@@ -157,7 +157,9 @@ def test_an_endpoint_takes_over_a_bound_socket_and_closes_it() -> None:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind(("127.0.0.1", 0))
         name = sock.getsockname()
-        endpoint = await open_endpoint(identities["home-a"], make_peers(identities), Role.NODE, sock=sock)
+        endpoint = await open_endpoint_here(
+            identities["home-a"], make_peers(identities), Role.NODE, sock=sock
+        )
         assert endpoint.address == name
         await endpoint.close()
         assert sock.fileno() == -1
@@ -169,8 +171,8 @@ def test_all_addresses_of_a_machine_include_ipv4() -> None:
     async def main() -> None:
         identities = make_identities("home-a", "home-b")
         peers = make_peers(identities)
-        b = await open_endpoint(identities["home-b"], peers, Role.NODE)
-        a = await open_endpoint(identities["home-a"], peers, Role.COMMAND)
+        b = await open_endpoint_here(identities["home-b"], peers, Role.NODE)
+        a = await open_endpoint_here(identities["home-a"], peers, Role.COMMAND)
         try:
             peer = peers["home-b"]
             channel = await a.connect(type(peer)(peer.name, ("127.0.0.1", b.address[1]), peer.keys))

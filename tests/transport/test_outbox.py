@@ -26,7 +26,7 @@ class Pipe:
     held: int = 0
     open_count: int = 0
 
-    def open_stream(self) -> int:
+    def open_stream(self, priority: int) -> int:
         self.opened += 1
         self.open_count += 1
         return self.opened

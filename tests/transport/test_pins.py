@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 from bbquic.errors import TransportError
-from bbquic.transport import quic
+from bbquic.transport import quic, selfcheck
 from bbquic.transport.ending import CloseCode
+from bbquic.transport.fast import FastConnection
 from bbquic.transport.identity import Fingerprint, Identity, PrivateKey, fingerprint_of, make_identity
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.quic import PinnedConnection, check_aioquic, configuration
@@ -27,9 +28,13 @@ CLIENT = make_identity("client")
 READ_ME = b"read me" * 1000  # several datagrams, which come in one batch with the end of the handshake
 
 
-def accepting(*pinned: Fingerprint, original: bytes = bytes(8)) -> PinnedConnection:
+Kind = type[PinnedConnection]
+kinds = pytest.mark.parametrize("kind", [PinnedConnection, FastConnection], ids=["stock", "fast"])
+
+
+def accepting(kind: Kind, *pinned: Fingerprint, original: bytes = bytes(8)) -> PinnedConnection:
     options = EndpointOptions()
-    return PinnedConnection(
+    return kind(
         is_pinned=lambda fingerprint: fingerprint in pinned,
         options=options,
         configuration=configuration(SERVER, options, ADDRESS, is_client=False),
@@ -48,7 +53,7 @@ def stock_client(identity: Identity | None, alpn: str = "bbquic") -> QuicConnect
     return client
 
 
-def exchange(client: QuicConnection, server: QuicConnection) -> list[events.QuicEvent]:
+def exchange(client: QuicConnection, server: PinnedConnection) -> list[events.QuicEvent]:
     """Let both talk until neither has more to say; the server's events."""
     now = 0.0
     for _ in range(20):
@@ -56,10 +61,10 @@ def exchange(client: QuicConnection, server: QuicConnection) -> list[events.Quic
         for _ in range(5):  # what its pacing lets go within 50 ms arrives at once
             now += 0.01
             batch += client.datagrams_to_send(now)
-        for data, _ in batch:
-            server.receive_datagram(data, ADDRESS, now)
-        for data, _ in server.datagrams_to_send(now) if server._network_paths else []:
-            client.receive_datagram(data, ADDRESS, now)
+        server.receive_batch([data for data, _ in batch], ADDRESS, now)
+        for train in server.trains_to_send(now) if server._network_paths else []:
+            for data in train.datagrams():
+                client.receive_datagram(data, ADDRESS, now)
     seen = []
     event = server.next_event()
     while event is not None:
@@ -68,8 +73,10 @@ def exchange(client: QuicConnection, server: QuicConnection) -> list[events.Quic
     return seen
 
 
-def start(client: QuicConnection, *pinned: Fingerprint) -> tuple[PinnedConnection, list[events.QuicEvent]]:
-    server = accepting(*pinned, original=client.original_destination_connection_id)
+def start(
+    client: QuicConnection, *pinned: Fingerprint, kind: Kind = PinnedConnection
+) -> tuple[PinnedConnection, list[events.QuicEvent]]:
+    server = accepting(kind, *pinned, original=client.original_destination_connection_id)
     return server, exchange(client, server)
 
 
@@ -92,17 +99,21 @@ def certificate(key: PrivateKey, *, before: datetime, after: datetime) -> Identi
     return Identity(key, made, fingerprint_of(made))
 
 
-def test_a_pinned_client_is_known_and_its_streams_are_read() -> None:
-    server, seen = start(stock_client(CLIENT), CLIENT.fingerprint)
+@kinds
+def test_a_pinned_client_is_known_and_its_streams_are_read(kind: Kind) -> None:
+    server, seen = start(stock_client(CLIENT), CLIENT.fingerprint, kind=kind)
     assert server.is_known
     assert server.fingerprint == CLIENT.fingerprint
     assert stream_bytes(seen) == READ_ME
 
 
+@kinds
 @pytest.mark.parametrize("identity", [make_identity("stranger"), None], ids=["strange key", "no certificate"])
-def test_an_unknown_client_is_cut_off_before_any_stream_is_looked_at(identity: Identity | None) -> None:
+def test_an_unknown_client_is_cut_off_before_any_stream_is_looked_at(
+    identity: Identity | None, kind: Kind
+) -> None:
     client = stock_client(identity)
-    server, seen = start(client, CLIENT.fingerprint)
+    server, seen = start(client, CLIENT.fingerprint, kind=kind)
     assert not server.is_known
     assert stream_bytes(seen) == b""
     assert server._streams == {}
@@ -115,9 +126,10 @@ def test_an_unknown_client_is_cut_off_before_any_stream_is_looked_at(identity: I
     assert "is not pinned in peers.toml" in told.reason_phrase
 
 
-def test_what_an_unknown_client_sends_later_is_not_read_either() -> None:
+@kinds
+def test_what_an_unknown_client_sends_later_is_not_read_either(kind: Kind) -> None:
     client = stock_client(None)
-    server, _ = start(client, CLIENT.fingerprint)
+    server, _ = start(client, CLIENT.fingerprint, kind=kind)
     server._close_pending = False  # as if its close were lost, and the client sent on
     client._close_event, client._state = None, type(client._state).CONNECTED
     client.send_stream_data(6, b"and this", end_stream=True)
@@ -178,3 +190,18 @@ def test_an_aioquic_that_lacks_what_we_rely_on_is_refused_at_start(monkeypatch: 
         check_aioquic(EndpointOptions(), SERVER)
     assert caught.value.hint is not None
     assert "aioquic>=1.7.2" in caught.value.hint
+
+
+def test_fast_paths_that_do_not_fit_are_left_out_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    selfcheck.check_fast_paths()
+    assert selfcheck.connection_type(EndpointOptions()) is FastConnection
+    assert selfcheck.connection_type(EndpointOptions(fast_paths=False)) is PinnedConnection
+    selfcheck._fast_paths_work.cache_clear()
+    monkeypatch.setattr(selfcheck, "SENDER_PARTS", "_buffer_begin _buffer")
+    with caplog.at_level("WARNING", "bbquic.transport"):
+        for _ in range(2):
+            assert selfcheck.connection_type(EndpointOptions()) is PinnedConnection
+    selfcheck._fast_paths_work.cache_clear()
+    assert [record.getMessage().endswith("it lacks _buffer_begin") for record in caplog.records] == [True]

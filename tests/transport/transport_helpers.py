@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from bbquic.transport.channel import Channel, Endpoint, Role
-from bbquic.transport.endpoint import QuicEndpoint, open_endpoint
+from bbquic.transport.endpoint import QuicEndpoint, open_endpoint_here
 from bbquic.transport.identity import Identity, Peer, make_identity
 from bbquic.transport.memory import MemoryEndpoint, MemoryNetwork
 from bbquic.transport.message import Kind, Message
 from bbquic.transport.options import EndpointOptions
+from bbquic.transport.threaded import ThreadedEndpoint, open_endpoint
 
 ENGINE = "0.1.0"
 DEADLINE = 60.0  # seconds; a test that waits for what never comes fails, in place of hanging
@@ -70,6 +71,48 @@ class QuicNet:
         engine: str = ENGINE,
         options: EndpointOptions | None = None,
     ) -> QuicEndpoint:
+        endpoint = await open_endpoint_here(
+            identity, peers, role, host="127.0.0.1", engine=engine, options=self.adapt(options)
+        )
+        self._endpoints.append(endpoint)
+        return endpoint
+
+    def adapt(self, options: EndpointOptions | None) -> EndpointOptions | None:
+        return options
+
+    async def vanish(self, endpoint: Endpoint) -> None:
+        assert isinstance(endpoint, QuicEndpoint)
+        assert endpoint._socket is not None
+        endpoint._socket.close()
+        endpoint._socket = None
+
+    async def close(self) -> None:
+        for endpoint in self._endpoints:
+            await endpoint.close()
+
+
+class PlainNet(QuicNet):
+    """Without what only Linux, or only this aioquic, has."""
+
+    def adapt(self, options: EndpointOptions | None) -> EndpointOptions:
+        return replace(options or EndpointOptions(), fast_paths=False, batched_sockets=False)
+
+
+class ThreadedNet:
+    """Each endpoint on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._endpoints: list[ThreadedEndpoint] = []
+
+    async def open(
+        self,
+        identity: Identity,
+        peers: dict[str, Peer],
+        role: Role = Role.NODE,
+        *,
+        engine: str = ENGINE,
+        options: EndpointOptions | None = None,
+    ) -> ThreadedEndpoint:
         endpoint = await open_endpoint(
             identity, peers, role, host="127.0.0.1", engine=engine, options=options
         )
@@ -77,10 +120,8 @@ class QuicNet:
         return endpoint
 
     async def vanish(self, endpoint: Endpoint) -> None:
-        assert isinstance(endpoint, QuicEndpoint)
-        assert endpoint._socket is not None
-        endpoint._socket.close()
-        endpoint._socket = None
+        assert isinstance(endpoint, ThreadedEndpoint)
+        await endpoint._thread.ask(QuicNet().vanish(endpoint._endpoint))
 
     async def close(self) -> None:
         for endpoint in self._endpoints:
@@ -150,7 +191,7 @@ async def make_pair(net: Net, options: EndpointOptions | None = None, engine_b: 
     return pair
 
 
-def with_net(make: type[QuicNet] | type[MemoryNet], body: Callable[[Net], Awaitable[None]]) -> None:
+def with_net(make: Callable[[], Net], body: Callable[[Net], Awaitable[None]]) -> None:
     """Run a test's body on a fresh network, and close that whatever happens."""
 
     async def main() -> None:

@@ -30,8 +30,8 @@ from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.record import Defaults
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.transport.channel import Endpoint, Role
-from bbquic.transport.endpoint import open_endpoint
 from bbquic.transport.identity import Identity, Peer
+from bbquic.transport.threaded import open_endpoint
 from bbquic.units import Bytes
 
 PARTIAL = 3  # exit code: every line has its record, but some of them are errors

@@ -19,8 +19,8 @@ from bbquic.config import Peers, find_identity, load_peers
 from bbquic.errors import ConfigError
 from bbquic.model.registry import user_cache
 from bbquic.transport.channel import Role
-from bbquic.transport.endpoint import open_endpoint
 from bbquic.transport.identity import Identity, Peer
+from bbquic.transport.threaded import open_endpoint
 
 if TYPE_CHECKING:
     from bbquic.runtime.loading import DiskLoader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aioquic.quic import events
@@ -33,6 +34,7 @@ from bbquic.transport.options import EndpointOptions
 from bbquic.transport.outbox import Outbox, Posting
 from bbquic.transport.quic import PinnedConnection
 from bbquic.transport.session import Hello, Session
+from bbquic.transport.trains import Stamp, Train
 from bbquic.units import Bytes
 
 log = logging.getLogger("bbquic.transport")
@@ -45,7 +47,7 @@ class Host(Protocol):
     options: EndpointOptions
     hello: Hello
 
-    def send_datagram(self, data: bytes, address: Any) -> None: ...
+    def send_train(self, train: Train, address: Any) -> None: ...
 
     def find_peer(self, fingerprint: Fingerprint) -> Peer | None: ...
 
@@ -61,6 +63,14 @@ class Host(Protocol):
 
     def forget(self, channel: QuicChannel) -> None:
         """The QUIC connection is over; its ids mean nothing now."""
+
+
+class Inbox(Protocol):
+    """Where a channel's messages go."""
+
+    def put_nowait(self, item: Message) -> None: ...
+
+    def end(self, ending: Ending, *, drop: bool = False) -> None: ...
 
 
 class QuicChannel:
@@ -79,7 +89,8 @@ class QuicChannel:
         self._hello_posting: Posting | None = None
         self._decoders: dict[int, MessageDecoder] = {}
         self._mailbox: Mailbox[Message] = Mailbox()
-        self._outbox = Outbox(host.options, quic, self._transmit)
+        self._inbox: Inbox = self._mailbox
+        self._outbox = Outbox(host.options, quic, self._flush_soon)
         self._ending: Ending | None = None
         self._is_established = False
         self._settled = asyncio.Event()  # established, or ended
@@ -116,16 +127,16 @@ class QuicChannel:
         return self._is_dialled
 
     async def send(self, message: Message) -> None:
-        if self._ending is not None:
-            raise self._ending.error()
-        await self._outbox.send(message)
-        self._sent += 1
-        self._bytes_sent += message.size
+        posting = self.post(message)
+        try:
+            await posting.done
+        except asyncio.CancelledError:
+            self.withdraw(posting)
+            raise
 
     async def receive(self) -> Message:
         message = await self._mailbox.get()
-        if self._quic.release(message.size):
-            self._flush_soon()
+        self.release(message.size)
         return message
 
     def close(self, reason: str = "") -> None:
@@ -135,16 +146,44 @@ class QuicChannel:
         await self._closed.wait()
 
     def statistics(self) -> ChannelStatistics:
+        """Any thread may ask."""
         round_trip = self._quic.round_trip()
         return ChannelStatistics(
             messages_sent=self._sent,
             messages_received=self._received,
             bytes_sent=Bytes(self._bytes_sent),
             bytes_received=Bytes(self._bytes_received),
-            unacknowledged=Bytes(self._quic.unacknowledged()[0]),
+            unacknowledged=Bytes(self._quic.unacknowledged_bytes()),
             rtt=round_trip[0] if round_trip else None,
             min_rtt=round_trip[1] if round_trip else None,
         )
+
+    # The halves of `send` and `receive`, for who waits elsewhere.
+
+    def post(self, message: Message) -> Posting:
+        """Start to send. Its `done` is set as `send` would return or raise. Raises: ConnectionLost."""
+        if self._ending is not None:
+            raise self._ending.error()
+        posting = self._outbox.post(message)
+        posting.done.add_done_callback(lambda done: self._count(message.size, done))
+        return posting
+
+    def withdraw(self, posting: Posting) -> None:
+        """Give a message up: unless it was handed over by now, it never arrives."""
+        self._outbox.withdraw(posting)
+
+    def forward(self, inbox: Inbox) -> None:
+        """Messages go to another inbox, those that wait first. Whoever reads them there calls `release`."""
+        while self._mailbox:
+            inbox.put_nowait(self._mailbox.get_nowait())
+        if self._ending is not None:
+            inbox.end(self._ending)
+        self._inbox = inbox
+
+    def release(self, size: int) -> None:
+        """A message of so many bytes was read: the peer may send as much again."""
+        if self._quic.release(size):
+            self._flush_soon()
 
     # The channel, as its host drives it.
 
@@ -158,9 +197,9 @@ class QuicChannel:
         if self._ending is not None:
             raise self._ending.error()
 
-    def receive_datagram(self, data: bytes, address: Any) -> None:
-        """Take one datagram; `flush` when the batch is through."""
-        self._quic.receive_datagram(data, address, now=self._loop.time())
+    def receive_batch(self, datagrams: list[bytes], address: Any, stamps: Sequence[Stamp]) -> None:
+        """Take datagrams from one address; `flush` when all that came is through."""
+        self._quic.receive_batch(datagrams, address, self._loop.time(), stamps)
 
     def flush(self) -> None:
         """Handle what came, write what may go, send it."""
@@ -237,7 +276,7 @@ class QuicChannel:
                 for ready in self._session.receive_untrusted(message):
                     self._received += 1
                     self._bytes_received += ready.size
-                    self._mailbox.put_nowait(ready)
+                    self._inbox.put_nowait(ready)
         except RemoteProtocolError as error:
             self._close(bad_message(self._who, error), CloseCode.BAD_MESSAGE, str(error))
         except PeerRefused as error:
@@ -291,7 +330,7 @@ class QuicChannel:
     def _end(self, ending: Ending, *, drop: bool = False) -> None:
         self._ending = ending
         log.debug("%s", ending.text)
-        self._mailbox.end(ending, drop=drop)
+        self._inbox.end(ending, drop=drop)
         self._outbox.end(ending)
         self._decoders.clear()
         for handle in (self._deadline, self._keep_alive):
@@ -306,6 +345,11 @@ class QuicChannel:
 
     # Clocks and datagrams.
 
+    def _count(self, size: int, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._sent += 1
+            self._bytes_sent += size
+
     def _ping(self) -> None:
         self._quic.send_ping(0)
         self._transmit()
@@ -316,8 +360,8 @@ class QuicChannel:
             self._flush_handle = self._loop.call_soon(self.flush)
 
     def _transmit(self) -> None:
-        for data, address in self._quic.datagrams_to_send(now=self._loop.time()):
-            self._host.send_datagram(data, address)
+        for train in self._quic.trains_to_send(now=self._loop.time()):
+            self._host.send_train(train, self._quic.get_peer_address())
         timer_at = self._quic.get_timer()
         if timer_at == self._timer_at:
             return

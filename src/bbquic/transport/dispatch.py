@@ -22,11 +22,13 @@ from bbquic.transport.connection import QuicChannel
 from bbquic.transport.ending import CloseCode
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.quic import CONNECTION_ID_LENGTH, VERSIONS
-from bbquic.transport.udp import Batch
+from bbquic.transport.trains import Batch, Stamp
 
 log = logging.getLogger("bbquic.transport")
 
 SMALLEST_INITIAL = 1200  # bytes of datagram (RFC 9000, 14.1); smaller ones amplify
+FORM_BITS, SHORT_HEADER = 0xC0, 0x40  # of a datagram's first byte
+ID = slice(1, 1 + CONNECTION_ID_LENGTH)  # in a short header
 
 Accept = Callable[[Any, bytes, bytes | None], QuicChannel]
 
@@ -72,13 +74,24 @@ class Dispatcher:
         self._hosts.pop(channel, None)
 
     def receive(self, batch: Batch) -> None:
-        """Hand each datagram of a batch on; then let each connection concerned answer once."""
+        """Hand datagrams on, those of one connection that came together in one go; then let each connection
+        concerned answer once."""
         touched: dict[QuicChannel, None] = {}
-        for data, address in batch:
-            channel = self._route_untrusted(data, address)
-            if channel is not None:
-                channel.receive_datagram(data, address)
-                touched[channel] = None
+        run = _Run()
+        for arrival in batch:
+            address = arrival.address
+            for data in arrival.datagrams:
+                if _is_short(data):
+                    channel = self._by_id.get(data[ID])
+                else:
+                    channel = self._route_untrusted(data, address)
+                if channel is not run.channel or address != run.address:
+                    run.hand_over(touched)
+                    run = _Run(channel, address)
+                run.datagrams.append(data)
+            if arrival.time is not None and run.channel is not None and _is_short(arrival.datagrams[-1]):
+                run.stamps.append((arrival.time, sum(map(len, arrival.datagrams))))
+        run.hand_over(touched)
         for channel in touched:
             try:
                 channel.flush()
@@ -155,3 +168,22 @@ class Dispatcher:
             retry_token=token,
         )
         self._send(reply, address)
+
+
+class _Run:
+    """Datagrams of one connection that follow one another in a batch."""
+
+    def __init__(self, channel: QuicChannel | None = None, address: Any = None) -> None:
+        self.channel = channel
+        self.address = address
+        self.datagrams: list[bytes] = []
+        self.stamps: list[Stamp] = []
+
+    def hand_over(self, touched: dict[QuicChannel, None]) -> None:
+        if self.channel is not None and self.datagrams:
+            self.channel.receive_batch(self.datagrams, self.address, self.stamps)
+            touched[self.channel] = None
+
+
+def _is_short(data: bytes) -> bool:
+    return len(data) > 0 and data[0] & FORM_BITS == SHORT_HEADER

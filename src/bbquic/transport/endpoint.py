@@ -16,13 +16,15 @@ from bbquic.transport.ending import CloseCode, Ending, closed_here
 from bbquic.transport.identity import Fingerprint, Identity, Peer, find_peer
 from bbquic.transport.mailbox import Mailbox
 from bbquic.transport.options import EndpointOptions
-from bbquic.transport.quic import PinnedConnection, check_aioquic, configuration
+from bbquic.transport.quic import check_aioquic, configuration
+from bbquic.transport.selfcheck import connection_type
 from bbquic.transport.session import new_hello
 from bbquic.transport.strangers import StrangerLog
-from bbquic.transport.udp import Batch, UdpSocket
+from bbquic.transport.trains import Batch, Train
+from bbquic.transport.udp import UdpSocket, open_udp, resolve
 
 
-async def open_endpoint(
+async def open_endpoint_here(
     identity: Identity,
     peers: Mapping[str, Peer],
     role: Role,
@@ -33,8 +35,9 @@ async def open_endpoint(
     engine: str = __version__,
     options: EndpointOptions | None = None,
 ) -> QuicEndpoint:
-    """Listen on a UDP port, 0 for any; an empty host or `::` means every address of this machine. A bound
-    UDP socket given as `sock` is taken over instead. `engine` is our version: another major.minor is refused.
+    """Listen on a UDP port, 0 for any, on the loop that runs now; an empty host or `::` means every address of
+    this machine. A bound UDP socket given as `sock` is taken over instead. `engine` is our version: another
+    major.minor is refused.
 
     Raises: ConfigError when we cannot listen there, TransportError when aioquic is not the one we know.
     """
@@ -54,27 +57,31 @@ class QuicEndpoint:
         engine: str,
         options: EndpointOptions,
     ) -> None:
-        """Made by `open_endpoint`, which also makes it listen."""
+        """Made by `open_endpoint_here`, which also makes it listen."""
         self.options = options
         me = find_peer(peers.values(), identity.fingerprint)
         self.name = me.name if me is not None else identity.label
         self.hello = new_hello(role, engine)
         check_aioquic(self.options, identity)
+        self._connection_type = connection_type(self.options)
         self._by_key = {key: peer for peer in peers.values() for key in peer.keys}
         self._identity = identity
-        self._dispatcher = Dispatcher(self.options, self.send_datagram, self._accept)
+        self._dispatcher = Dispatcher(self.options, self._reply, self._accept)
         self._waiting: Mailbox[QuicChannel] = Mailbox()
         self._strangers = StrangerLog()
         self._loop = asyncio.get_running_loop()
         self._ended: Ending | None = None
         self._socket: UdpSocket | None = None
+        self._bound: socket.socket | None = None
 
     async def listen(self, host: str, port: int, sock: socket.socket | None) -> None:
-        self._socket = await UdpSocket.open(host, port, self._receive, sock)
+        batched = self.options.batched_sockets
+        self._socket, self._bound = await open_udp(host, port, self._receive, sock, batched=batched)
 
     @property
     def address(self) -> tuple[str, int]:
-        return self._open_socket().address
+        host, port = self._open_socket().getsockname()[:2]
+        return host, port
 
     async def connect(self, peer: Peer) -> QuicChannel:
         sock = self._open_socket()
@@ -85,7 +92,7 @@ class QuicEndpoint:
             )
         host, port = peer.address
         try:
-            address = await sock.resolve(host, port)
+            address = await resolve(sock, host, port)
         except OSError as error:
             raise PeerUnreachable(f"{peer.name}: {host} is no address: {error.strerror or error}") from None
         channel = self._dial(peer, address)
@@ -114,9 +121,9 @@ class QuicEndpoint:
 
     # What a connection asks of its host.
 
-    def send_datagram(self, data: bytes, address: Any) -> None:
+    def send_train(self, train: Train, address: Any) -> None:
         if self._socket is not None:
-            self._socket.send(data, address)
+            self._socket.send(train, address)
 
     def find_peer(self, fingerprint: Fingerprint) -> Peer | None:
         return self._by_key.get(fingerprint)
@@ -149,7 +156,7 @@ class QuicEndpoint:
             raise PeerUnreachable(
                 f"{self.options.connections} connections are open, so {peer.name} must wait"
             )
-        quic = PinnedConnection(
+        quic = self._connection_type(
             is_pinned=lambda fingerprint: fingerprint in peer.keys,
             options=self.options,
             configuration=configuration(self._identity, self.options, address, is_client=True),
@@ -160,7 +167,7 @@ class QuicEndpoint:
         return channel
 
     def _accept(self, address: Any, original: bytes, retried: bytes | None) -> QuicChannel:
-        quic = PinnedConnection(
+        quic = self._connection_type(
             is_pinned=lambda fingerprint: fingerprint in self._by_key,
             options=self.options,
             configuration=configuration(self._identity, self.options, address, is_client=False),
@@ -175,8 +182,12 @@ class QuicEndpoint:
         if self._ended is None:
             self._dispatcher.receive(batch)
 
-    def _open_socket(self) -> UdpSocket:
+    def _reply(self, data: bytes, address: Any) -> None:
+        """Answer a datagram that belongs to no connection."""
+        self.send_train(Train(data, len(data)), address)
+
+    def _open_socket(self) -> socket.socket:
         if self._ended is not None:
             raise self._ended.error()
-        assert self._socket is not None
-        return self._socket
+        assert self._bound is not None
+        return self._bound

@@ -40,6 +40,10 @@ class Mailbox(Generic[T]):
             await self._changed.wait()
         return self._items.popleft()
 
+    def get_nowait(self) -> T:
+        """The next item. Raises: IndexError when there is none."""
+        return self._items.popleft()
+
     def end(self, ending: Ending, *, drop: bool = False) -> None:
         """No more will come; with `drop`, what waits is thrown away too. The first ending counts."""
         if self._ending is None:

@@ -28,6 +28,8 @@ class EndpointOptions:
     waiting_channels: int = 64  # accepted and not yet taken by `accept()`
     datagram_size: Bytes = Bytes(1200)  # of UDP payload: what any path carries
     loopback_datagram_size: Bytes = Bytes(16_000)  # within one machine; aioquic counts to 16,383
+    fast_paths: bool = True  # off: every packet by aioquic's own, slower, code
+    batched_sockets: bool = True  # off: a system call a datagram, as on systems that are not Linux
 
     def __post_init__(self) -> None:
         """Raises: ValueError for settings that contradict one another."""

@@ -18,7 +18,7 @@ CHUNK = 256 * KIB  # written at once; between two of them a more urgent message 
 class Streams(Protocol):
     """What an outbox needs of a QUIC connection."""
 
-    def open_stream(self) -> int: ...
+    def open_stream(self, priority: int) -> int: ...
 
     def write_stream(self, stream_id: int, data: memoryview, *, end: bool) -> None: ...
 
@@ -58,7 +58,7 @@ class Outbox:
         try:
             await posting.done
         except asyncio.CancelledError:
-            self._withdraw(posting)
+            self.withdraw(posting)
             raise
 
     def post(self, message: Message) -> Posting:
@@ -71,6 +71,13 @@ class Outbox:
         if self.pump():
             self._on_written()
         return posting
+
+    def withdraw(self, posting: Posting) -> None:
+        """Give a message up: unless all of it is with the stack by now, it never arrives."""
+        posting.done.cancel()  # `pump` passes over it
+        if posting.stream_id is not None and not posting.is_written:
+            self._streams.reset_stream(posting.stream_id, ResetCode.CANCELLED)
+            self._on_written()
 
     def pump(self) -> bool:
         """Write on while there is room. Whether anything was written."""
@@ -103,7 +110,7 @@ class Outbox:
 
     def _write_chunk(self, posting: Posting) -> None:
         if posting.stream_id is None:
-            posting.stream_id = self._streams.open_stream()
+            posting.stream_id = self._streams.open_stream(posting.priority)
         buffer = posting.buffers[0]
         chunk, rest = buffer[:CHUNK], buffer[CHUNK:]
         if rest:
@@ -116,9 +123,3 @@ class Outbox:
             heappop(self._heap)
             posting.is_written = True
             posting.done.set_result(None)
-
-    def _withdraw(self, posting: Posting) -> None:
-        posting.done.cancel()  # `pump` passes over it
-        if posting.stream_id is not None and not posting.is_written:
-            self._streams.reset_stream(posting.stream_id, ResetCode.CANCELLED)
-            self._on_written()

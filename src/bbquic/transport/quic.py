@@ -1,10 +1,10 @@
-"""A QUIC connection whose peer is known by its key. The one module that touches aioquic's private parts:
-`check_aioquic` finds out at start whether they are where this version had them."""
+"""A QUIC connection whose peer is known by its key. It touches aioquic's private parts: `check_aioquic` finds
+out at start whether they are where this version had them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from ipaddress import ip_address
 from ssl import CERT_NONE
@@ -17,6 +17,7 @@ from aioquic.quic.connection import (
     Limit,
     NetworkAddress,
     QuicConnection,
+    QuicConnectionError,
     QuicConnectionState,
     QuicReceiveContext,
 )
@@ -28,6 +29,7 @@ from bbquic.transport.ending import CloseCode, unpinned_reason
 from bbquic.transport.identity import Fingerprint, Identity, fingerprint_of
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.printable import cut
+from bbquic.transport.trains import Stamp, Train, couple_whole
 from bbquic.units import Seconds
 
 log = logging.getLogger("bbquic.transport")
@@ -96,6 +98,7 @@ class PinnedConnection(QuicConnection):
         super().__init__(configuration=configuration, **accepting)  # type: ignore[arg-type]
         self._is_pinned = is_pinned
         self._outgoing: dict[int, QuicStreamSender] = {}
+        self._priorities: dict[int, int] = {}  # of outgoing streams
         self.fingerprint: Fingerprint | None = None
         self.is_known = False
         self._data_credit = _Credit(
@@ -128,6 +131,19 @@ class PinnedConnection(QuicConnection):
         else:
             self.is_known = True
 
+    # Datagrams.
+
+    def receive_batch(
+        self, datagrams: list[bytes], address: NetworkAddress, now: float, stamps: Sequence[Stamp] = ()
+    ) -> None:
+        """Take datagrams that came together. `stamps` tell when, by the kernel's clock, if it is known."""
+        for data in datagrams:
+            self.receive_datagram(data, address, now)
+
+    def trains_to_send(self, now: float) -> list[Train]:
+        """What is to leave now, to `get_peer_address()`."""
+        return couple_whole([data for data, _ in self.datagrams_to_send(now)])
+
     def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
         """Take a datagram. Whatever is in it, the worst that follows is that this connection closes."""
         if self._close_event is not None:
@@ -137,6 +153,16 @@ class PinnedConnection(QuicConnection):
         except Exception:
             log.exception("a datagram from %s port %d broke the QUIC stack", addr[0], addr[1])
             self.close(CloseCode.INTERNAL)
+
+    def _handle_ack_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        """aioquic believes any number; one that was never sent would have all in flight declared lost."""
+        start = buf.tell()
+        if buf.pull_uint_var() >= self._packet_number:
+            raise QuicConnectionError(
+                QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "it acknowledges a packet that was never sent"
+            )
+        buf.seek(start)
+        super()._handle_ack_frame(context, frame_type, buf)
 
     # How it ends.
 
@@ -165,11 +191,12 @@ class PinnedConnection(QuicConnection):
 
     # Streams out.
 
-    def open_stream(self) -> int:
+    def open_stream(self, priority: int) -> int:
         """A fresh unidirectional stream; it may have to wait for the peer's leave to be sent."""
         stream_id = self.get_next_available_stream_id(is_unidirectional=True)
         self.send_stream_data(stream_id, b"")
         self._outgoing[stream_id] = self._streams[stream_id].sender
+        self._priorities[stream_id] = priority
         return stream_id
 
     def write_stream(self, stream_id: int, data: memoryview, *, end: bool) -> None:
@@ -190,8 +217,13 @@ class PinnedConnection(QuicConnection):
             else:
                 total += sender._buffer_stop - sender._buffer_start
         for stream_id in finished:
-            del self._outgoing[stream_id]
+            del self._outgoing[stream_id], self._priorities[stream_id]
         return total, len(self._outgoing)
+
+    def unacknowledged_bytes(self) -> int:
+        """The same bytes; unlike everything else here, any thread may ask."""
+        senders = list(self._outgoing.values())
+        return sum([sender._buffer_stop - sender._buffer_start for sender in senders])
 
     # Streams in.
 
@@ -224,6 +256,7 @@ CONNECTION_PARTS = (
     "_local_max_streams_bidi",
     "_local_max_streams_uni",
     "_loss",
+    "_packet_number",
     "_state",
     "_streams",
 )
@@ -249,9 +282,12 @@ def check_aioquic(options: EndpointOptions, identity: Identity) -> None:
         server._initialize(bytes(CONNECTION_ID_LENGTH))
         missing += [name for name in TLS_PARTS if not hasattr(server.tls, name)]
     handlers: dict[int, Any] = getattr(server, "_QuicConnection__frame_handlers", {})
-    crypto = handlers.get(QuicFrameType.CRYPTO, (None,))[0]
-    if getattr(crypto, "__func__", None) is not PinnedConnection._handle_crypto_frame:
-        missing.append("the call of _handle_crypto_frame")
+    for kind, ours in (
+        (QuicFrameType.CRYPTO, PinnedConnection._handle_crypto_frame),
+        (QuicFrameType.ACK, PinnedConnection._handle_ack_frame),
+    ):
+        if getattr(handlers.get(kind, (None,))[0], "__func__", None) is not ours:
+            missing.append(f"the call of {ours.__name__}")
     if missing:
         raise TransportError(
             f"aioquic {version('aioquic')} is not built as bbquic expects: it lacks {', '.join(missing)}",

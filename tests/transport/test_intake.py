@@ -1,0 +1,165 @@
+"""Receiving: whatever a peer with the right keys sends, the fast path makes of it what aioquic does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import Kind, Simulation, seal
+
+from bbquic.transport.ending import CloseCode
+from bbquic.transport.fast import FastConnection
+from bbquic.transport.intake import ACK_EVERY, ONE_RTT
+from bbquic.transport.message import KIB
+from bbquic.transport.options import EndpointOptions
+from bbquic.transport.quic import PinnedConnection
+from bbquic.transport.varint import encode_varint
+from bbquic.units import Bytes
+
+WINDOW = 16 * KIB
+OPTIONS = EndpointOptions(receive_window=Bytes(WINDOW), inbox_messages=4)
+KNOWN = 3000  # bytes the server has of streams 2 and 6 already
+
+stream_ids = st.sampled_from([0, 1, 2, 3, 6, 10, 14, 18, 62, 2**20 + 2, 2**61])
+offsets = st.sampled_from(
+    [0, 1, KNOWN - 1, KNOWN, KNOWN + 1, KNOWN + 500, WINDOW - 10, WINDOW, 2**40, 2**62 - 1]
+)
+lengths = st.sampled_from([0, 1, 2, 500, 1000])
+
+
+@st.composite
+def stream_frames(draw: st.DrawFn) -> bytes:
+    kind = draw(st.integers(0x08, 0x0F))
+    length = draw(lengths)
+    frame = bytes([kind]) + encode_varint(draw(stream_ids))
+    if kind & 4:
+        frame += encode_varint(draw(offsets))
+    if kind & 2:
+        frame += encode_varint(length + draw(st.sampled_from([0, 0, 0, 1])))
+    return frame + bytes(length)
+
+
+@st.composite
+def next_pieces(draw: st.DrawFn) -> bytes:
+    """What the fast path takes: a piece of a known stream that may be the next."""
+    at, length, fin = KNOWN + draw(st.sampled_from([0, 100, 200])), 100, draw(st.booleans())
+    stream_id = draw(st.sampled_from([2, 6]))
+    return bytes([0x0E | fin, stream_id]) + encode_varint(at) + encode_varint(length) + bytes(length)
+
+
+other_frames = st.sampled_from(
+    [
+        b"\x00",  # PADDING
+        b"\x01",  # PING
+        b"\x02\x00\x00\x00\x00",  # ACK of packet 0
+        b"\x02\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00",  # ACK of a packet far away
+        b"\x02\x02\x00\x00\x09",  # ACK down to a negative number
+        b"\x04\x02\x00" + encode_varint(KNOWN),  # RESET_STREAM
+        b"\x04\x02\x00" + encode_varint(KNOWN - 1),  # below what came
+        b"\x05\x03\x00",  # STOP_SENDING
+        b"\x10\x7f\xff",  # MAX_DATA
+        b"\x11\x03\x40\x80",  # MAX_STREAM_DATA
+        b"\x1c\x00\x00\x00",  # CONNECTION_CLOSE
+        b"\x1d\x00\x00",
+        b"\x1e",  # HANDSHAKE_DONE
+        b"\x30data",  # DATAGRAM
+        b"\x31\x04data",
+        b"\x31\x09data",
+        b"\x21",  # no frame at all
+        b"\x40\x01",  # PING, in two bytes
+    ]
+)
+packets = st.lists(next_pieces() | stream_frames() | other_frames, min_size=0, max_size=5).map(b"".join)
+
+
+@st.composite
+def damaged_packets(draw: st.DrawFn) -> bytes:
+    """A packet with one byte changed, or cut short, before it was sealed."""
+    frames = bytearray(draw(packets))
+    if frames and draw(st.booleans()):
+        frames[draw(st.integers(0, len(frames) - 1))] ^= draw(st.integers(1, 255))
+    if frames and draw(st.booleans()):
+        del frames[draw(st.integers(1, len(frames))) :]
+    return bytes(frames)
+
+
+def outcome(kind: Kind, batches: list[list[bytes]], **aioquic: Any) -> object:
+    """All that can be told of a server that got these packets."""
+    simulation = Simulation(PinnedConnection, kind, options=OPTIONS, **aioquic)
+    client, server = simulation.ends
+    server.reads = False
+    for _ in range(2):
+        client.say(bytes(KNOWN), end=False)
+    simulation.run_for(0.2)
+    for batch in batches:
+        padded = [frames if len(frames) >= 2 else frames + bytes(2) for frames in batch]
+        sealed = [seal(client.quic, frames) for frames in padded]
+        server.quic.receive_batch(sealed, client.address, simulation.now)
+        server.take_events()
+    closing = server.quic.closing
+    assert closing is None or closing.error_code != CloseCode.INTERNAL
+    return (
+        (closing.error_code, closing.frame_type) if closing else None,
+        server.received,
+        sorted(server.ended),
+        server.reset,
+        server.datagrams,
+        server.quic._local_max_data.used,
+        server.quic._local_max_streams_uni.used,
+        closing is None and list(server.quic._spaces[ONE_RTT].ack_queue),
+    )
+
+
+@settings(max_examples=120)
+@given(st.lists(st.lists(packets | damaged_packets(), min_size=1, max_size=4), min_size=1, max_size=3))
+def test_any_frames_whatever_have_the_same_outcome_as_with_aioquic(batches: list[list[bytes]]) -> None:
+    assert outcome(FastConnection, batches) == outcome(PinnedConnection, batches)
+
+
+@settings(max_examples=40)
+@given(st.lists(packets, min_size=1, max_size=4))
+def test_datagram_frames_have_the_same_outcome_where_they_are_allowed(frames: list[bytes]) -> None:
+    allowed = {"max_datagram_frame_size": 6}
+    assert outcome(FastConnection, [frames], **allowed) == outcome(PinnedConnection, [frames], **allowed)
+
+
+def test_a_packet_that_comes_twice_is_read_once() -> None:
+    simulation = Simulation(PinnedConnection, FastConnection, max_datagram_frame_size=100)
+    client, server = simulation.ends
+    packet = seal(client.quic, b"\x31\x04once")
+    for batch in ([packet, packet], [packet]):
+        server.quic.receive_batch(batch, client.address, simulation.now)
+    server.take_events()
+    assert server.datagrams == [b"once"]
+
+
+def test_reserved_bits_are_a_protocol_violation() -> None:
+    simulation = Simulation(PinnedConnection, FastConnection)
+    client, server = simulation.ends
+    keys = client.quic._cryptos[ONE_RTT]
+    number = client.quic._packet_number
+    header = b"\x59" + client.quic._peer_cid.cid + number.to_bytes(2, "big")
+    packet = keys.encrypt_packet(header, b"\x01\x00\x00", number)
+    server.quic.receive_batch([packet], client.address, simulation.now)
+    assert server.quic.closing is not None
+    assert server.quic.closing.error_code == 0xA  # PROTOCOL_VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("pings", "missing", "at_once"),
+    [(1, False, False), (ACK_EVERY - 1, False, False), (ACK_EVERY, False, True), (2, True, True)],
+)
+def test_an_acknowledgement_comes_at_once_for_many_packets_or_a_missing_one(
+    pings: int, missing: bool, at_once: bool
+) -> None:
+    simulation = Simulation(PinnedConnection, FastConnection)
+    client, server = simulation.ends
+    sealed = [seal(client.quic, b"\x01\x00\x00") for _ in range(pings + missing)]
+    before = len(server.sent)
+    server.quic.receive_batch(sealed[missing:], client.address, simulation.now)
+    simulation.flush(server)
+    assert (len(server.sent) > before) is at_once
+    if not at_once:
+        assert server.quic.get_timer() == simulation.now + server.quic._ack_delay
