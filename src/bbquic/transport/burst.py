@@ -23,6 +23,7 @@ SKIPPED_PACKETS = 4  # a train's first packets are often let through by a token 
 FULL_DATAGRAM = 1000  # bytes; smaller ones are acknowledgements and tails, which begin no burst
 WINDOWS = 3  # a slope spans a third of the train: one gap in it then touches under half of the slopes
 LEAST_CLUSTERS = 5  # distinct arrival times, or there is no slope to speak of
+MOST_SPREAD = 1.0  # slopes this far apart are the path's jitter, not its rate
 SHORTEST_QUIET, LONGEST_QUIET = Seconds(0.005), Seconds(0.05)  # above a pacing quantum; below any real pause
 NANO = 1_000_000_000
 
@@ -91,7 +92,8 @@ class BurstWatch:
 
 
 def link_rate(head: Sequence[Arrival], datagram_size: int = 1200) -> tuple[BytesPerSecond, float] | None:
-    """Rate and relative spread from a burst's first arrivals; None where they came in too few pieces.
+    """Rate and relative spread from a burst's first arrivals; None where they came in too few pieces, or
+    where jitter longer than the head itself has torn them apart.
 
     The median of the slopes of sliding windows. Datagrams with one stamp (a GRO super-packet, a coarse clock)
     or nearly one (a polled NIC, a modem's transmission grant) count as a single arrival.
@@ -109,7 +111,7 @@ def link_rate(head: Sequence[Arrival], datagram_size: int = 1200) -> tuple[Bytes
     middle = median(slopes)
     quarter = len(slopes) // 4
     spread = (slopes[-1 - quarter] - slopes[quarter]) / middle
-    return BytesPerSecond(middle), spread
+    return (BytesPerSecond(middle), spread) if spread <= MOST_SPREAD else None
 
 
 def _cluster(head: Sequence[Arrival]) -> list[Arrival]:

@@ -27,14 +27,16 @@ from bbquic.units import Bytes, BytesPerSecond, Seconds
 RATE_CONTROL = "bbquic-rate"
 
 BURST_GAIN = 1.1  # of the measured rate: a burst's tail keeps the bottleneck busy, its queue a tenth of the burst
+SEARCH_GAIN = 2.0  # of a rate known badly, or of the window per RTT while there is none: slow start's own pace
+UNCLEAR = 0.5  # of a link's clarity: the path jitters as much as the head of a burst lasts
 IN_FLIGHT = 2.0  # bandwidth-delay products: room for late acknowledgements and jitter
 SLACK = Seconds(0.008)  # of sending, on top: how long a stalled event loop or a delayed ack may take
 LONG_TRANSFER = 1 << 19  # bytes in one busy period, and 2 BDP: beyond, acknowledgements say more than the head
 CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # one RTT each: look for more, drain what that queued, cruise
 MEMORY_ROUNDS = 10  # of the delivery filter: a cycle and two rounds, so that one probe's answer outlives the next
-STARTUP_GAIN = 2.0  # of window per RTT while nothing is known: slow start's own pace
 FULL_GROWTH, FULL_ROUNDS = 1.25, 3  # a rate that grew by less than a quarter in three rounds is the path's
 STANDING = 1.5  # of the least RTT, and SLACK: a queue that our own probing does not explain
+GROWTH = 1.1  # a round: a probe was answered in full, so the path has more
 COLLAPSE = 0.75  # of the rate believed: with a standing queue, the path became slower
 LAN_RTT = Seconds(0.001)  # below, pacing means timers finer than an event loop's: the window alone limits
 NO_BOTTLENECK = BytesPerSecond(MOST_RATE / 10)  # 1 Gbit/s, more than we can send: not a limit
@@ -95,6 +97,8 @@ class RateController(QuicCongestionControl):
         self._round = 0
         self._round_rate, self._round_rtt = 0.0, math.inf
         self._full_rate, self._full_rounds = 0.0, 0
+        self._last_fastest = math.inf
+        self._is_searching = False
         self._busy_bytes = 0
         self._last_sent = 0.0
         self._was_full = False
@@ -197,7 +201,7 @@ class RateController(QuicCongestionControl):
         self.link.on_packets(packets, 0)
         self._judge_losses(now, packets, 0)
         sample = self._meter.acked(now, sent_time, size)
-        if self.phase in (Phase.STARTUP, Phase.WINDOW):
+        if self.phase in (Phase.STARTUP, Phase.WINDOW) and self.bytes_in_flight + size > self.congestion_window / 2:
             self._grow(size)
         if sample is not None:
             self._take(sample, now)
@@ -231,10 +235,21 @@ class RateController(QuicCongestionControl):
             self._look_for_full_pipe(now)
         elif self.phase is Phase.LONG:
             self.link.on_delivery(BytesPerSecond(self._fastest.value), now)
-            standing = rtt > STANDING * self.link.min_rtt + SLACK
-            if standing and rate < COLLAPSE * self._fastest.value:
-                self._fastest.reset(self._round, rate)
-                self._step, self._step_at = 1, now  # drain
+            self._steer(rate, rtt > STANDING * self.link.min_rtt + SLACK, now)
+
+    def _steer(self, rate: float, has_queue: bool, now: float) -> None:
+        """Leave the cycle where a round brought news: far less than believed, or clearly more."""
+        if has_queue and rate < COLLAPSE * self._fastest.value:
+            self._fastest.reset(self._round, rate)
+            self._step, self._step_at = 1, now  # drain
+        elif not has_queue and self._fastest.value > GROWTH * self._last_fastest:
+            self._step, self._step_at = 0, now  # probe on at once
+            self._full_rounds = 0
+        else:
+            self._full_rounds += 1
+            if has_queue or self._full_rounds >= FULL_ROUNDS:
+                self._is_searching = False
+        self._last_fastest = self._fastest.value
 
     def _look_for_full_pipe(self, now: float) -> None:
         if self._fastest.value >= FULL_GROWTH * self._full_rate:
@@ -254,9 +269,12 @@ class RateController(QuicCongestionControl):
             self._begin_long(now)
 
     def _begin_long(self, now: float) -> None:
+        self._is_searching = False
         if self.phase is Phase.BURST:
             self._fastest.reset(self._round, self._believed())
+            self._is_searching = self.link.clarity < UNCLEAR
         self.phase = Phase.LONG
+        self._last_fastest, self._full_rounds = math.inf, 0
         self._step, self._step_at = 1, now  # what came before left a queue: drain first
 
     def _follow_link(self) -> None:
@@ -311,6 +329,11 @@ class RateController(QuicCongestionControl):
             return self._fastest.value
         return (self.link.rate or 0.0) * self._share
 
+    def _gain(self) -> float:
+        if self.phase is Phase.BURST:
+            return BURST_GAIN + (SEARCH_GAIN - BURST_GAIN) * (1 - self.link.clarity)
+        return SEARCH_GAIN if self._is_searching else CYCLE[self._step]
+
     def _bdp(self) -> float:
         min_rtt = self.link.min_rtt
         return self._believed() * min_rtt if math.isfinite(min_rtt) else math.inf
@@ -322,10 +345,10 @@ class RateController(QuicCongestionControl):
         if self.phase is Phase.WINDOW or (self.phase is Phase.STARTUP and min_rtt < LAN_RTT):
             self.pacing_rate = None
         elif self.phase is Phase.STARTUP:
-            self.pacing_rate = STARTUP_GAIN * self.congestion_window / min_rtt
+            self.pacing_rate = SEARCH_GAIN * self.congestion_window / min_rtt
         else:
             rate = self._believed()
-            gain = BURST_GAIN if self.phase is Phase.BURST else CYCLE[self._step]
+            gain = self._gain()
             least = LEAST_PACKETS_IN_FLIGHT * self._datagram_size
             self.pacing_rate = max(gain * rate, least / max(min_rtt, LAN_RTT))
             window = int(rate * (IN_FLIGHT * min_rtt + SLACK))

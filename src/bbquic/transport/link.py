@@ -10,8 +10,9 @@ from bbquic.transport.delivery import RecentMin
 from bbquic.transport.report import RateReport
 from bbquic.units import BytesPerSecond, Seconds
 
-REPORTS = 3  # the middle one counts: one odd burst changes nothing, and a new rate holds from the second on
-LEAST_SPREAD = 0.02  # of a report, for its weight: below it, the clock's noise
+CLEAR_SPREAD = 0.1  # of a report: below it, its figure is good to a percent or two
+CLEAR_REPORTS = 3  # the middle one counts: one odd burst changes nothing, and a new rate holds from the second on
+MOST_REPORTS = 12  # where jitter makes each of them weigh less
 MIN_RTT_WINDOW = Seconds(15.0)  # a least round trip is believed for 15 to 30 s; routes change
 LOSS_DECAY = 0.5 ** (1 / 4096)  # a packet: losses of the last few thousand packets count
 
@@ -36,10 +37,11 @@ class LinkMeter:
     """Gathers what the traffic of one connection shows of its link. Time is an argument."""
 
     def __init__(self) -> None:
-        self._reports: deque[RateReport] = deque(maxlen=REPORTS)
+        self._reports: deque[RateReport] = deque(maxlen=MOST_REPORTS)
         self._last_burst = 0
         self._report_count = 0
-        self._seed: float | None = None
+        self._rate: float | None = None
+        self.clarity = 1.0  # 0 to 1: how far the reports behind the rate agree within themselves
         self._rate_at: float | None = None
         self._delivered: tuple[float, float] | None = None  # greatest rate and when
         self._min_rtt = RecentMin(MIN_RTT_WINDOW)
@@ -51,9 +53,7 @@ class LinkMeter:
     @property
     def rate(self) -> float | None:
         """Bytes/s by the last reports, or what was remembered until there is one; None without either."""
-        if not self._reports:
-            return self._seed
-        return weighted_median([(report.rate, _weight(report)) for report in self._reports])
+        return self._rate
 
     @property
     def min_rtt(self) -> float:
@@ -62,7 +62,7 @@ class LinkMeter:
 
     def remember(self, rate: BytesPerSecond | None, min_rtt: Seconds | None, now: float) -> None:
         """Start from an earlier connection's figures; the first measurement replaces them."""
-        self._seed = rate
+        self._rate = rate
         if min_rtt is not None:
             self._min_rtt.add(now, min_rtt)
 
@@ -74,6 +74,7 @@ class LinkMeter:
         self._reports.append(report)
         self._report_count += 1
         self._rate_at = now
+        self._rate = self._weigh()
         return True
 
     def on_delivery(self, rate: BytesPerSecond, now: float) -> None:
@@ -96,6 +97,19 @@ class LinkMeter:
         fade = LOSS_DECAY ** (acked + lost)
         self._sent_weight = self._sent_weight * fade + acked + lost
         self._lost_weight = self._lost_weight * fade + lost
+
+    def _weigh(self) -> float:
+        """The median of the latest reports, as many of them as make up `CLEAR_REPORTS` clear ones."""
+        weighted: list[tuple[float, float]] = []
+        total = 0.0
+        for report in reversed(self._reports):
+            weight = min(1.0, CLEAR_SPREAD * 1000 / max(report.spread, 1))
+            weighted.append((report.rate, weight))
+            total += weight
+            if total >= CLEAR_REPORTS:
+                break
+        self.clarity = total / len(weighted)
+        return weighted_median(weighted)
 
     def statistics(self, now: float) -> LinkEstimate:
         rate, at = self.rate, self._rate_at
@@ -127,6 +141,3 @@ def weighted_median(values: list[tuple[float, float]]) -> float:
             return value
     return ordered[-1][0]
 
-
-def _weight(report: RateReport) -> float:
-    return 1 / max(report.spread / 1000, LEAST_SPREAD)
