@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from aioquic.quic.congestion import cubic, reno  # noqa: F401  (registers both)
 from aioquic.quic.congestion.base import QuicCongestionControl, create_congestion_control
 
 from bbquic.transport.burst import BurstWatch
@@ -171,6 +172,7 @@ class Flow:
         self._largest_acked = -1
         self._rtt = self._rtt_variation = self._latest = 0.0
         self._probes = 0
+        self._is_probe_due = False
         self._tokens, self._tokens_at = 0.0, simulation.now
         self._wake_at = self._timer_at = math.inf
         self._unacked: list[int] = []
@@ -201,10 +203,12 @@ class Flow:
     def send(self) -> None:
         control, now = self.control, self.simulation.now
         while self._again or self._next_chunk < self.chunks:
-            if control.bytes_in_flight + PACKET > control.congestion_window and not self._probes:
+            has_room = control.bytes_in_flight + PACKET <= control.congestion_window
+            if not has_room and not self._is_probe_due:
                 return
             if not self._may_send(now):
                 return
+            self._is_probe_due = False
             self._transmit(now)
         self._arm()
 
@@ -323,6 +327,7 @@ class Flow:
         self._detect(now)
         if self.lost == before and self._flying:
             self._probes += 1
+            self._is_probe_due = True
             oldest = next(iter(self._flying.values()))
             self._lose([oldest])
             self.control.on_packets_expired(packets=[oldest])  # type: ignore[list-item]

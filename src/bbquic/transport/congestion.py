@@ -33,6 +33,7 @@ IN_FLIGHT = 2.0  # bandwidth-delay products: room for late acknowledgements and 
 SLACK = Seconds(0.008)  # of sending, on top: how long a stalled event loop or a delayed ack may take
 LONG_TRANSFER = 1 << 19  # bytes in one busy period, and 2 BDP: beyond, acknowledgements say more than the head
 CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # one RTT each: look for more, drain what that queued, cruise
+QUIET_CYCLES = 2  # without a look for more after a cut: whoever else lost packets gets time to grow
 MEMORY_ROUNDS = 10  # of the delivery filter: a cycle and two rounds, so that one probe's answer outlives the next
 FULL_GROWTH, FULL_ROUNDS = 1.25, 3  # a rate that grew by less than a quarter in three rounds is the path's
 STANDING = 1.5  # of the least RTT, and SLACK: a queue that our own probing does not explain
@@ -103,6 +104,7 @@ class RateController(QuicCongestionControl):
         self._last_sent = 0.0
         self._was_full = False
         self._step, self._step_at = 0, 0.0
+        self._ceiling, self._quiet_cycles = math.inf, 0
 
     # What the connection tells us.
 
@@ -219,8 +221,9 @@ class RateController(QuicCongestionControl):
     def _take(self, sample: DeliverySample, now: float) -> None:
         """A delivery rate. Intervals under the least RTT are acknowledgements that queued up."""
         if sample.interval >= self.link.min_rtt:
-            if not sample.is_app_limited or sample.rate > self._fastest.value:
-                self._fastest.add(self._round, sample.rate)
+            rate = min(sample.rate, self._ceiling)
+            if not sample.is_app_limited or rate > self._fastest.value:
+                self._fastest.add(self._round, rate)
             self._round_rate = max(self._round_rate, sample.rate)
         if sample.is_round:
             self._end_round(sample, now)
@@ -269,6 +272,7 @@ class RateController(QuicCongestionControl):
             self._begin_long(now)
 
     def _begin_long(self, now: float) -> None:
+        self._ceiling, self._quiet_cycles = math.inf, 0
         self._is_searching = False
         if self.phase is Phase.BURST:
             self._fastest.reset(self._round, self._believed())
@@ -296,11 +300,16 @@ class RateController(QuicCongestionControl):
         if is_draining and now - self._step_at < 4 * self.link.min_rtt:
             return
         self._step, self._step_at = (self._step + 1) % len(CYCLE), now
+        if self._step == 0 and self._quiet_cycles:
+            self._quiet_cycles -= 1
+            self._step = 2
+        elif self._step == 0:
+            self._ceiling = math.inf
 
     # Losses.
 
     def _judge_losses(self, now: float, acked: int, lost: int) -> None:
-        verdict = self._loss.judge(now, acked, lost, self.link.min_rtt)
+        verdict = self._loss.judge(now, acked, lost, self.link.min_rtt, self.link.has_queue)
         if verdict is None:
             return
         if verdict >= 1:
@@ -314,6 +323,8 @@ class RateController(QuicCongestionControl):
         self._cuts += 1
         self._share = max(LEAST_SHARE, self._share * factor)
         self._fastest.scale(factor)
+        self._ceiling = self._fastest.value or math.inf  # what is in flight was sent at the old rate
+        self._quiet_cycles = QUIET_CYCLES
         if self.phase in (Phase.STARTUP, Phase.WINDOW):
             self.congestion_window = max(int(self.congestion_window * factor), self.restart_burst)
             self.ssthresh = self.congestion_window

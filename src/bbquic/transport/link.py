@@ -14,6 +14,7 @@ CLEAR_SPREAD = 0.1  # of a report: below it, its figure is good to a percent or 
 CLEAR_REPORTS = 3  # the middle one counts: one odd burst changes nothing, and a new rate holds from the second on
 MOST_REPORTS = 12  # where jitter makes each of them weigh less
 MIN_RTT_WINDOW = Seconds(15.0)  # a least round trip is believed for 15 to 30 s; routes change
+QUEUE = 1.2  # times the least round trip: our own pacing queues less than that
 LOSS_DECAY = 0.5 ** (1 / 4096)  # a packet: losses of the last few thousand packets count
 
 
@@ -59,6 +60,11 @@ class LinkMeter:
     def min_rtt(self) -> float:
         """Infinite before the first sample."""
         return self._min_rtt.value
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether round trips have been long for a while, beyond what a burst of ours queues by itself."""
+        return self._rtt > QUEUE * self.min_rtt + 0.002
 
     def remember(self, rate: BytesPerSecond | None, min_rtt: Seconds | None, now: float) -> None:
         """Start from an earlier connection's figures; the first measurement replaces them."""
