@@ -33,7 +33,9 @@ IN_FLIGHT = 2.0  # bandwidth-delay products: room for late acknowledgements and 
 SLACK = Seconds(0.008)  # of sending, on top: how long a stalled event loop or a delayed ack may take
 LONG_TRANSFER = 1 << 19  # bytes in one busy period, and 2 BDP: beyond, acknowledgements say more than the head
 CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # one RTT each: look for more, drain what that queued, cruise
+LOST_FLOOR = 0.9  # of what arrives: no single cut goes lower
 QUIET_CYCLES = 2  # without a look for more after a cut: whoever else lost packets gets time to grow
+LONGEST_DRAIN = 4  # RTT: a queue that is still there then is not ours alone
 MEMORY_ROUNDS = 10  # of the delivery filter: a cycle and two rounds, so that one probe's answer outlives the next
 FULL_GROWTH, FULL_ROUNDS = 1.25, 3  # a rate that grew by less than a quarter in three rounds is the path's
 STANDING = 1.5  # of the least RTT, and SLACK: a queue that our own probing does not explain
@@ -97,6 +99,7 @@ class RateController(QuicCongestionControl):
         self._fastest = MaxFilter(MEMORY_ROUNDS)
         self._round = 0
         self._round_rate, self._round_rtt = 0.0, math.inf
+        self._last_round_rate = 0.0
         self._full_rate, self._full_rounds = 0.0, 0
         self._last_fastest = math.inf
         self._is_searching = False
@@ -117,7 +120,10 @@ class RateController(QuicCongestionControl):
 
     def on_report(self, report: RateReport, now: float) -> None:
         """The receiver timed the head of a burst of ours."""
+        before = self.link.rate
         if self.link.on_report(report, now):
+            if before is not None and self.link.rate is not None:  # cuts were made to the rate of before
+                self._share = min(1.0, self._share * max(1.0, before / self.link.rate))
             self._follow_link()
             self._update()
 
@@ -230,6 +236,7 @@ class RateController(QuicCongestionControl):
 
     def _end_round(self, sample: DeliverySample, now: float) -> None:
         rate, rtt = self._round_rate, self._round_rtt
+        self._last_round_rate = rate
         self._round_rate, self._round_rtt = 0.0, math.inf
         if sample.is_app_limited or not rate:
             return
@@ -297,7 +304,7 @@ class RateController(QuicCongestionControl):
         if self.phase is not Phase.LONG or now - self._step_at < self.link.min_rtt:
             return
         is_draining = CYCLE[self._step] < 1 and self.bytes_in_flight > self._bdp()
-        if is_draining and now - self._step_at < 4 * self.link.min_rtt:
+        if is_draining and now - self._step_at < LONGEST_DRAIN * self.link.min_rtt:
             return
         self._step, self._step_at = (self._step + 1) % len(CYCLE), now
         if self._step == 0 and self._quiet_cycles:
@@ -321,7 +328,12 @@ class RateController(QuicCongestionControl):
 
     def _cut(self, factor: float) -> None:
         self._cuts += 1
-        self._share = max(LEAST_SHARE, self._share * factor)
+        if self.phase is Phase.LONG:
+            # What still arrives is a measure of the path as well: a queue lost whole cuts many times over.
+            arriving = LOST_FLOOR * max(self._round_rate, self._last_round_rate, LEAST_SHARE * (self.link.rate or 0))
+            factor = min(1.0, max(factor, arriving / max(self._fastest.value, 1.0)))
+        else:
+            self._share = max(LEAST_SHARE, self._share * factor)
         self._fastest.scale(factor)
         self._ceiling = self._fastest.value or math.inf  # what is in flight was sent at the old rate
         self._quiet_cycles = QUIET_CYCLES

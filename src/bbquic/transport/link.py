@@ -13,7 +13,7 @@ from bbquic.units import BytesPerSecond, Seconds
 CLEAR_SPREAD = 0.1  # of a report: below it, its figure is good to a percent or two
 CLEAR_REPORTS = 3  # the middle one counts: one odd burst changes nothing, and a new rate holds from the second on
 MOST_REPORTS = 12  # where jitter makes each of them weigh less
-MIN_RTT_WINDOW = Seconds(15.0)  # a least round trip is believed for 15 to 30 s; routes change
+MIN_RTT_WINDOW = Seconds(10.0)  # a least round trip is believed for 10 to 20 s: routes change, others queue
 QUEUE = 1.2  # times the least round trip: our own pacing queues less than that
 LOSS_DECAY = 0.5 ** (1 / 4096)  # a packet: losses of the last few thousand packets count
 
