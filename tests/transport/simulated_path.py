@@ -159,6 +159,7 @@ class Flow:
             if isinstance(algorithm, str)
             else algorithm
         )
+        self.timestamps = True  # whether the receiver knows arrival times, and reports
         self.messages: deque[Message] = deque()
         self.chunks = 0  # written so far
         self.delivered = 0  # bytes, of distinct chunks
@@ -348,7 +349,7 @@ class Flow:
         elif not self._ack_armed:
             self._ack_armed = True
             self.simulation.at(now + ACK_DELAY, self._ack_late)
-        if isinstance(self.control, RateController):
+        if self.timestamps and isinstance(self.control, RateController):
             for measured in self._watch.observe([(int(now * 1e9), PACKET)], Seconds(self._rtt or 0.1)):
                 self.reported.append(measured.rate)
                 report = decode_report_untrusted(report_message(measured))
