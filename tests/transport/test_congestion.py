@@ -198,7 +198,7 @@ def test_a_long_transfer_follows_a_step_up() -> None:
 
 def test_persistent_loss_backs_off() -> None:
     flow = make_flow(20, 0.05, loss=0.1)
-    flow.write(BULK)
+    flow.write(2 * BULK)
     flow.rest(10.0)
     sent = flow.sent
     flow.rest(2.0)

@@ -25,12 +25,14 @@ WINDOWS = 3  # a slope spans a third of the train: one gap in it then touches un
 LEAST_CLUSTERS = 5  # distinct arrival times, or there is no slope to speak of
 MOST_SPREAD = 1.0  # slopes this far apart are the path's jitter, not its rate
 SHORTEST_QUIET, LONGEST_QUIET = Seconds(0.005), Seconds(0.05)  # above a pacing quantum; below any real pause
+FEW = 2.0  # over the number of arrivals, the least spread: a handful may agree by chance
 NANO = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class BurstRate:
-    """What one burst said. `spread` is the interquartile range of its slopes over their median."""
+    """What one burst said. `spread` is the interquartile range of its slopes over their median, more where
+    there were few arrivals."""
 
     number: int
     rate: BytesPerSecond
@@ -110,7 +112,7 @@ def link_rate(head: Sequence[Arrival], datagram_size: int = 1200) -> tuple[Bytes
     slopes = _slopes(clusters)
     middle = median(slopes)
     quarter = len(slopes) // 4
-    spread = (slopes[-1 - quarter] - slopes[quarter]) / middle
+    spread = max((slopes[-1 - quarter] - slopes[quarter]) / middle, FEW / len(clusters))
     return (BytesPerSecond(middle), spread) if spread <= MOST_SPREAD else None
 
 

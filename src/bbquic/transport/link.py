@@ -12,6 +12,7 @@ from bbquic.units import BytesPerSecond, Seconds
 
 CLEAR_SPREAD = 0.1  # of a report: below it, its figure is good to a percent or two
 CLEAR_REPORTS = 3  # the middle one counts: one odd burst changes nothing, and a new rate holds from the second on
+LEAST_EVIDENCE = 0.4  # of a clear report: less may be jitter that happened to look like a rate
 MOST_REPORTS = 12  # where jitter makes each of them weigh less
 MIN_RTT_WINDOW = Seconds(10.0)  # a least round trip is believed for 10 to 20 s: routes change, others queue
 QUEUE = 1.2  # times the least round trip: our own pacing queues less than that
@@ -79,8 +80,8 @@ class LinkMeter:
         self._last_burst = report.burst
         self._reports.append(report)
         self._report_count += 1
-        self._rate_at = now
-        self._rate = self._weigh()
+        self._rate_at = now  # even one that changes nothing confirms
+        self._weigh()
         return True
 
     def on_delivery(self, rate: BytesPerSecond, now: float) -> None:
@@ -104,8 +105,8 @@ class LinkMeter:
         self._sent_weight = self._sent_weight * fade + acked + lost
         self._lost_weight = self._lost_weight * fade + lost
 
-    def _weigh(self) -> float:
-        """The median of the latest reports, as many of them as make up `CLEAR_REPORTS` clear ones."""
+    def _weigh(self) -> None:
+        """Believe the median of the latest reports, as many of them as make up `CLEAR_REPORTS` clear ones."""
         weighted: list[tuple[float, float]] = []
         total = 0.0
         for report in reversed(self._reports):
@@ -114,8 +115,9 @@ class LinkMeter:
             total += weight
             if total >= CLEAR_REPORTS:
                 break
-        self.clarity = total / len(weighted)
-        return weighted_median(weighted)
+        if total >= LEAST_EVIDENCE:
+            self.clarity = total / len(weighted)
+            self._rate = weighted_median(weighted)
 
     def statistics(self, now: float) -> LinkEstimate:
         rate, at = self.rate, self._rate_at
