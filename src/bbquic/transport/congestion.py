@@ -242,7 +242,8 @@ class RateController(QuicCongestionControl):
             return
         self._round += 1
         if self.phase is Phase.STARTUP:
-            self._look_for_full_pipe(now)
+            if self._busy_bytes > LONG_TRANSFER:
+                self._look_for_full_pipe(now)
         elif self.phase is Phase.LONG:
             self.link.on_delivery(BytesPerSecond(self._fastest.value), now)
             self._steer(rate, rtt > STANDING * self.link.min_rtt + SLACK, now)
@@ -295,7 +296,10 @@ class RateController(QuicCongestionControl):
             return  # a long transfer's own figure goes on
         if self.phase is Phase.LONG and self.bytes_in_flight > 0:
             return  # acknowledgements know better by now
-        self.phase = Phase.BURST if rate < NO_BOTTLENECK else self._without_bottleneck()
+        if rate < NO_BOTTLENECK and self.link.clarity >= UNCLEAR:
+            self.phase = Phase.BURST
+        elif rate >= NO_BOTTLENECK or self.phase is not Phase.LONG:
+            self.phase = self._without_bottleneck()
 
     def _without_bottleneck(self) -> Phase:
         return Phase.WINDOW if self.link.min_rtt < LAN_RTT else Phase.STARTUP
