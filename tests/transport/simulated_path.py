@@ -399,8 +399,15 @@ def make_flow(
     simulation = Simulation()
     one_way = rtt / 2 - jitter / 2
     forth = Path(
-        simulation, rate_mbit * MBIT, one_way, jitter=jitter, loss=loss, loss_run=loss_run, swap=swap,
-        limit=limit, seed=seed,
+        simulation,
+        rate_mbit * MBIT,
+        one_way,
+        jitter=jitter,
+        loss=loss,
+        loss_run=loss_run,
+        swap=swap,
+        limit=limit,
+        seed=seed,
     )
     control = RateController(max_datagram_size=PACKET) if algorithm is None else algorithm
     return Flow(simulation, forth, one_way, control, back_jitter=jitter, seed=seed)

@@ -30,8 +30,8 @@ def train(
     cross: float = 0.0,
     seed: int = 0,
 ) -> list[Arrival]:
-    """Arrivals of packets sent at once through a bottleneck that starts with `bucket` bytes of tokens, sends in
-    grants every `grant` seconds if so told, and serves a packet of another flow before one in `cross`."""
+    """Arrivals of packets sent at once through a bottleneck that starts with `bucket` bytes of tokens, sends
+    in grants every `grant` seconds if so told, and serves a packet of another flow before one in `cross`."""
     dice = random.Random(seed)
     leaves = last = 0.0
     arrivals = []
@@ -62,7 +62,7 @@ def test_a_plain_bottleneck_is_read_to_a_thousandth(rate: float, size: int, coun
 
 
 @given(rate=RATES, bucket=st.integers(0, 12_000))
-def test_a_token_bucket_that_lets_the_first_packets_through_does_not_mislead(rate: float, bucket: int) -> None:
+def test_a_token_bucket_that_lets_the_first_packets_through_is_seen_past(rate: float, bucket: int) -> None:
     assert error_of(train(rate, bucket=bucket), rate) < 0.05
 
 
@@ -83,7 +83,7 @@ def test_a_modem_that_sends_in_grants_is_read_over_several_of_them(rate: float, 
 
 @given(rate=RATES, share=st.floats(0, 0.3), seed=st.integers(0, 1 << 30))
 @settings(max_examples=50)
-def test_jitter_of_a_fraction_of_the_head_cancels_over_a_few_bursts(rate: float, share: float, seed: int) -> None:
+def test_jitter_shorter_than_the_head_cancels_over_a_few_bursts(rate: float, share: float, seed: int) -> None:
     jitter = share * 28 * 1200 / rate / 10
     estimates = [link_rate(train(rate, jitter=jitter, seed=seed + i)) for i in range(9)]
     assert abs(median(estimate[0] for estimate in estimates if estimate) / rate - 1) < 0.05
@@ -146,9 +146,7 @@ def test_a_burst_is_reported_as_soon_as_its_head_is_there_and_once() -> None:
 def test_each_burst_after_a_silence_is_timed() -> None:
     watch = BurstWatch()
     found = [
-        rate
-        for i in range(5)
-        for rate in watch.observe(shifted(train(125 * MBIT, 40), 0.2 * i), ROUND_TRIP)
+        rate for i in range(5) for rate in watch.observe(shifted(train(125 * MBIT, 40), 0.2 * i), ROUND_TRIP)
     ]
     assert [rate.number for rate in found] == [1, 2, 3, 4, 5]
 

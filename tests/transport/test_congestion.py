@@ -1,4 +1,4 @@
-"""The rate controller on simulated paths: how long messages take, what long transfers get, whom it starves."""
+"""The rate controller on simulated paths: how long messages take, what transfers get, whom it starves."""
 
 from __future__ import annotations
 
@@ -232,7 +232,9 @@ def split(rate: float, limit: float, algorithms: list[str], seconds: float) -> l
     simulation.run(simulation.now + 4.0)
     before = [flow.delivered for flow in flows]
     simulation.run(simulation.now + seconds)
-    return [(flow.delivered - start) / seconds / (rate * MBIT) for flow, start in zip(flows, before, strict=True)]
+    return [
+        (flow.delivered - start) / seconds / (rate * MBIT) for flow, start in zip(flows, before, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("algorithms", [["rate", "reno"], ["reno", "rate"], ["rate", "cubic"]])

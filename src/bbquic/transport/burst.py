@@ -19,7 +19,9 @@ Arrival: TypeAlias = tuple[int, int]  # kernel arrival time in ns, bytes of UDP 
 HEAD_PACKETS = 32  # sent unpaced: 38 KB, 15 ms at 20 Mbit/s and 1.2 ms at 250, long enough to time
 COMPLETE_PACKETS = 28  # of them are enough, so that four losses do not hold the estimate back
 LEAST_PACKETS = 16  # of a shorter burst; fewer leave under a dozen once the first ones are skipped
-SKIPPED_PACKETS = 4  # a train's first packets are often let through by a token bucket, or held by a sleeping NIC
+SKIPPED_PACKETS = (
+    4  # a train's first packets are often let through by a token bucket, or held by a sleeping NIC
+)
 FULL_DATAGRAM = 1000  # bytes; smaller ones are acknowledgements and tails, which begin no burst
 WINDOWS = 3  # a slope spans a third of the train: one gap in it then touches under half of the slopes
 LEAST_CLUSTERS = 5  # distinct arrival times, or there is no slope to speak of
@@ -59,7 +61,7 @@ class BurstWatch:
         A burst begins where nothing large came for half a round trip: its sender had nothing in flight, so
         the silence was a whole one, while a paced stream pauses for milliseconds.
         """
-        quiet = SHORTEST_QUIET if round_trip is None else min(max(round_trip / 2, SHORTEST_QUIET), LONGEST_QUIET)
+        quiet = min(max((round_trip or 0.0) / 2, SHORTEST_QUIET), LONGEST_QUIET)
         quiet_ns = int(quiet * NANO)
         found: list[BurstRate] = []
         for time, size in arrivals:

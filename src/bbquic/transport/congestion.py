@@ -1,9 +1,8 @@
 """The rate controller: how fast to send, and how much may be in flight.
 
 Registered with aioquic under `RATE_CONTROL`. Bursts are sent at the rate their receiver measured; a long
-transfer goes on with what acknowledgements say it gets (after BBR, draft-cardwell-iccrg-bbr-congestion-control);
-where no bottleneck shows (loopback, LAN) a window grows and shrinks as Reno's. docs/transport.md tells why.
-Time is an argument; nothing here knows a socket.
+transfer goes on with what acknowledgements say it gets; where no bottleneck shows (loopback, LAN) a window
+grows and shrinks as Reno's. docs/transport.md tells why. Time is an argument; nothing here knows a socket.
 """
 
 from __future__ import annotations
@@ -18,35 +17,28 @@ from aioquic.quic.congestion.base import QuicCongestionControl, register_congest
 from aioquic.quic.packet_builder import QuicSentPacket
 
 from bbquic.transport.burst import HEAD_PACKETS
-from bbquic.transport.delivery import DeliveryMeter, DeliverySample, MaxFilter
+from bbquic.transport.delivery import DeliveryMeter
 from bbquic.transport.link import LinkMeter
 from bbquic.transport.loss import LossWatch
 from bbquic.transport.report import MOST_RATE, RateReport
+from bbquic.transport.transfer import SEARCH_GAIN, SLACK, Transfer
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 RATE_CONTROL = "bbquic-rate"
 
-BURST_GAIN = 1.1  # of the measured rate: a burst's tail keeps the bottleneck busy, its queue a tenth of the burst
-SEARCH_GAIN = 2.0  # of a rate known badly, or of the window per RTT while there is none: slow start's own pace
+BURST_GAIN = 1.1  # of the measured rate: the bottleneck never waits, and queues a tenth of the burst
 UNCLEAR = 0.5  # of a link's clarity: the path jitters as much as the head of a burst lasts
 IN_FLIGHT = 2.0  # bandwidth-delay products: room for late acknowledgements and jitter
-SLACK = Seconds(0.008)  # of sending, on top: how long a stalled event loop or a delayed ack may take
-LONG_TRANSFER = 1 << 19  # bytes in one busy period, and 2 BDP: beyond, acknowledgements say more than the head
-CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # one RTT each: look for more, drain what that queued, cruise
-LOST_FLOOR = 0.9  # of what arrives: no single cut goes lower
-QUIET_CYCLES = 2  # without a look for more after a cut: whoever else lost packets gets time to grow
-LONGEST_DRAIN = 4  # RTT: a queue that is still there then is not ours alone
-MEMORY_ROUNDS = 10  # of the delivery filter: a cycle and two rounds, so that one probe's answer outlives the next
-FULL_GROWTH, FULL_ROUNDS = 1.25, 3  # a rate that grew by less than a quarter in three rounds is the path's
-STANDING = 1.5  # of the least RTT, and SLACK: a queue that our own probing does not explain
-GROWTH = 1.1  # a round: a probe was answered in full, so the path has more
-COLLAPSE = 0.75  # of the rate believed: with a standing queue, the path became slower
+LONG_TRANSFER = (
+    1 << 19
+)  # bytes without a pause, and 2 BDP: from there acknowledgements say more than the head
 LAN_RTT = Seconds(0.001)  # below, pacing means timers finer than an event loop's: the window alone limits
 NO_BOTTLENECK = BytesPerSecond(MOST_RATE / 10)  # 1 Gbit/s, more than we can send: not a limit
 MOST_IN_FLIGHT = 16 << 20  # bytes: 1 Gbit/s at 100 ms, whatever a peer reports
 LEAST_SHARE = 1 / 16  # of the rate, however long losses last: 16 halvings would end in silence
 RECOVERY = 1.05  # of the share, a clean round: a cut of a tenth is regained in two
 LEAST_PACKETS_IN_FLIGHT = 4
+QUANTUM_PACKETS = 16  # what a pacer lets go at once
 
 
 class Phase(StrEnum):
@@ -96,18 +88,10 @@ class RateController(QuicCongestionControl):
         self._loss = LossWatch()
         self._share = 1.0
         self._cuts = 0
-        self._fastest = MaxFilter(MEMORY_ROUNDS)
-        self._round = 0
-        self._round_rate, self._round_rtt = 0.0, math.inf
-        self._last_round_rate = 0.0
-        self._full_rate, self._full_rounds = 0.0, 0
-        self._last_fastest = math.inf
-        self._is_searching = False
+        self._transfer = Transfer()
         self._busy_bytes = 0
         self._last_sent = 0.0
         self._was_full = False
-        self._step, self._step_at = 0, 0.0
-        self._ceiling, self._quiet_cycles = math.inf, 0
 
     # What the connection tells us.
 
@@ -138,15 +122,16 @@ class RateController(QuicCongestionControl):
         self._acked(now, packet.sent_time or 0.0, packet.sent_bytes, 1)
 
     def on_ack_batch(self, packets: Sequence[SentPacket], now: float, recovery: object = None) -> None:
-        """Newly acknowledged packets in the order of their numbers, in place of `on_packet_acked` for each."""
+        """Newly acknowledged packets, ascending; in place of `on_packet_acked` for each of them."""
         size = sum(packet.sent_bytes for packet in packets)
         self._acked(now, packets[-1].sent_time or 0.0, size, len(packets))
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         rtt = max(rtt, 1e-5)  # a clock's grain
         self.link.on_rtt(Seconds(rtt), now)
-        self._round_rtt = min(self._round_rtt, rtt)
-        self._advance_cycle(now)
+        self._transfer.on_rtt(rtt)
+        if self.phase is Phase.LONG:
+            self._transfer.advance(now, self.bytes_in_flight, self.link.min_rtt)
         self._update()
 
     def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
@@ -202,73 +187,39 @@ class RateController(QuicCongestionControl):
         """Between two packets of a sender that always has something to send."""
         if not self.pacing_rate:
             return SLACK
-        return max(SLACK, 2 * 16 * self._datagram_size / self.pacing_rate)  # a pacing quantum is 16 packets
+        return max(SLACK, 2 * QUANTUM_PACKETS * self._datagram_size / self.pacing_rate)
 
     def _acked(self, now: float, sent_time: float, size: int, packets: int) -> None:
         self.bytes_in_flight -= size
         self.link.on_packets(packets, 0)
         self._judge_losses(now, packets, 0)
         sample = self._meter.acked(now, sent_time, size)
-        if self.phase in (Phase.STARTUP, Phase.WINDOW) and self.bytes_in_flight + size > self.congestion_window / 2:
+        if self.phase in (Phase.STARTUP, Phase.WINDOW):
             self._grow(size)
-        if sample is not None:
-            self._take(sample, now)
+        if sample is not None and self._transfer.take(sample, self.link.min_rtt):
+            self._end_round(now)
         if self.phase is Phase.BURST and self._busy_bytes > max(LONG_TRANSFER, 2 * self._bdp()):
             self._begin_long(now)
         self._update()
 
     def _grow(self, size: int) -> None:
+        """`size` bytes were acknowledged: a window that is used becomes larger."""
+        if self.bytes_in_flight + size <= self.congestion_window / 2:
+            return
         if self.ssthresh is None or self.congestion_window < self.ssthresh:
             self.congestion_window += size
         else:
             self.congestion_window += max(1, self._datagram_size * size // self.congestion_window)
         self.congestion_window = min(self.congestion_window, MOST_IN_FLIGHT)
 
-    def _take(self, sample: DeliverySample, now: float) -> None:
-        """A delivery rate. Intervals under the least RTT are acknowledgements that queued up."""
-        if sample.interval >= self.link.min_rtt:
-            rate = min(sample.rate, self._ceiling)
-            if not sample.is_app_limited or rate > self._fastest.value:
-                self._fastest.add(self._round, rate)
-            self._round_rate = max(self._round_rate, sample.rate)
-        if sample.is_round:
-            self._end_round(sample, now)
-
-    def _end_round(self, sample: DeliverySample, now: float) -> None:
-        rate, rtt = self._round_rate, self._round_rtt
-        self._last_round_rate = rate
-        self._round_rate, self._round_rtt = 0.0, math.inf
-        if sample.is_app_limited or not rate:
-            return
-        self._round += 1
-        if self.phase is Phase.STARTUP:
-            if self._busy_bytes > LONG_TRANSFER:
-                self._look_for_full_pipe(now)
+    def _end_round(self, now: float) -> None:
+        if self.phase is Phase.STARTUP and self._busy_bytes > LONG_TRANSFER:
+            self._transfer.watch_growth()
+            if self._transfer.is_full:
+                self._leave_startup(now)
         elif self.phase is Phase.LONG:
-            self.link.on_delivery(BytesPerSecond(self._fastest.value), now)
-            self._steer(rate, rtt > STANDING * self.link.min_rtt + SLACK, now)
-
-    def _steer(self, rate: float, has_queue: bool, now: float) -> None:
-        """Leave the cycle where a round brought news: far less than believed, or clearly more."""
-        if has_queue and rate < COLLAPSE * self._fastest.value:
-            self._fastest.reset(self._round, rate)
-            self._step, self._step_at = 1, now  # drain
-        elif not has_queue and self._fastest.value > GROWTH * self._last_fastest:
-            self._step, self._step_at = 0, now  # probe on at once
-            self._full_rounds = 0
-        else:
-            self._full_rounds += 1
-            if has_queue or self._full_rounds >= FULL_ROUNDS:
-                self._is_searching = False
-        self._last_fastest = self._fastest.value
-
-    def _look_for_full_pipe(self, now: float) -> None:
-        if self._fastest.value >= FULL_GROWTH * self._full_rate:
-            self._full_rate, self._full_rounds = self._fastest.value, 0
-            return
-        self._full_rounds += 1
-        if self._full_rounds >= FULL_ROUNDS:
-            self._leave_startup(now)
+            self._transfer.steer(now, self.link.min_rtt)
+            self.link.on_delivery(BytesPerSecond(self._transfer.rate), now)
 
     # Phases.
 
@@ -280,14 +231,10 @@ class RateController(QuicCongestionControl):
             self._begin_long(now)
 
     def _begin_long(self, now: float) -> None:
-        self._ceiling, self._quiet_cycles = math.inf, 0
-        self._is_searching = False
-        if self.phase is Phase.BURST:
-            self._fastest.reset(self._round, self._believed())
-            self._is_searching = self.link.clarity < UNCLEAR
+        is_measured = self.phase is Phase.BURST
+        rate = self._believed() if is_measured else None
+        self._transfer.begin(now, rate, is_rough=is_measured and self.link.clarity < UNCLEAR)
         self.phase = Phase.LONG
-        self._last_fastest, self._full_rounds = math.inf, 0
-        self._step, self._step_at = 1, now  # what came before left a queue: drain first
 
     def _follow_link(self) -> None:
         """Start the next burst from the receiver's measurement, if there is one."""
@@ -304,19 +251,6 @@ class RateController(QuicCongestionControl):
     def _without_bottleneck(self) -> Phase:
         return Phase.WINDOW if self.link.min_rtt < LAN_RTT else Phase.STARTUP
 
-    def _advance_cycle(self, now: float) -> None:
-        if self.phase is not Phase.LONG or now - self._step_at < self.link.min_rtt:
-            return
-        is_draining = CYCLE[self._step] < 1 and self.bytes_in_flight > self._bdp()
-        if is_draining and now - self._step_at < LONGEST_DRAIN * self.link.min_rtt:
-            return
-        self._step, self._step_at = (self._step + 1) % len(CYCLE), now
-        if self._step == 0 and self._quiet_cycles:
-            self._quiet_cycles -= 1
-            self._step = 2
-        elif self._step == 0:
-            self._ceiling = math.inf
-
     # Losses.
 
     def _judge_losses(self, now: float, acked: int, lost: int) -> None:
@@ -332,20 +266,12 @@ class RateController(QuicCongestionControl):
 
     def _cut(self, factor: float) -> None:
         self._cuts += 1
-        if self.phase is Phase.LONG:
-            # What still arrives is a measure of the path as well: a queue lost whole cuts many times over.
-            arriving = LOST_FLOOR * max(self._round_rate, self._last_round_rate, LEAST_SHARE * (self.link.rate or 0))
-            factor = min(1.0, max(factor, arriving / max(self._fastest.value, 1.0)))
-        else:
+        if self.phase is not Phase.LONG:
             self._share = max(LEAST_SHARE, self._share * factor)
-        self._fastest.scale(factor)
-        self._ceiling = self._fastest.value or math.inf  # what is in flight was sent at the old rate
-        self._quiet_cycles = QUIET_CYCLES
+        self._transfer.cut(factor, LEAST_SHARE * (self.link.rate or 0.0))
         if self.phase in (Phase.STARTUP, Phase.WINDOW):
             self.congestion_window = max(int(self.congestion_window * factor), self.restart_burst)
             self.ssthresh = self.congestion_window
-        elif self.phase is Phase.LONG and CYCLE[self._step] > 1:
-            self._step += 1  # a probe that lost is over
         self._update()
 
     # What follows for the pacer.
@@ -353,13 +279,13 @@ class RateController(QuicCongestionControl):
     def _believed(self) -> float:
         """Bytes/s at which to send."""
         if self.phase is Phase.LONG:
-            return self._fastest.value
+            return self._transfer.rate
         return (self.link.rate or 0.0) * self._share
 
     def _gain(self) -> float:
         if self.phase is Phase.BURST:
             return BURST_GAIN + (SEARCH_GAIN - BURST_GAIN) * (1 - self.link.clarity)
-        return SEARCH_GAIN if self._is_searching else CYCLE[self._step]
+        return self._transfer.gain
 
     def _bdp(self) -> float:
         min_rtt = self.link.min_rtt

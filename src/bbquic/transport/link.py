@@ -11,7 +11,7 @@ from bbquic.transport.report import RateReport
 from bbquic.units import BytesPerSecond, Seconds
 
 CLEAR_SPREAD = 0.1  # of a report: below it, its figure is good to a percent or two
-CLEAR_REPORTS = 3  # the middle one counts: one odd burst changes nothing, and a new rate holds from the second on
+CLEAR_REPORTS = 3  # the middle one counts: one odd burst changes nothing, a new rate holds from the second on
 LEAST_EVIDENCE = 0.4  # of a clear report: less may be jitter that happened to look like a rate
 MOST_REPORTS = 12  # where jitter makes each of them weigh less
 MIN_RTT_WINDOW = Seconds(10.0)  # a least round trip is believed for 10 to 20 s: routes change, others queue
@@ -148,4 +148,3 @@ def weighted_median(values: list[tuple[float, float]]) -> float:
         if passed >= half:
             return value
     return ordered[-1][0]
-

@@ -1,6 +1,7 @@
 """Measuring links that carry nothing yet: who probes whom when, and how one probe goes.
 
-A probe is a few short bursts, each timed by its receiver like any other. Nothing here knows a clock or a socket.
+A probe is a few short bursts, each timed by its receiver like any other. Nothing here knows a clock
+or a socket.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def needs_probe(estimate: LinkEstimate | None, oldest: Seconds) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe found. `rate` is None where no burst could be timed: nothing limits it, or all were lost."""
+    """What a probe found. `rate` is None where no burst could be timed: no bottleneck, or all were lost."""
 
     rate: BytesPerSecond | None
     spread: float | None
