@@ -28,6 +28,7 @@ class Kind(IntEnum):
     """What a message is. 1-15 belong to the session, the rest to the engine."""
 
     HELLO = 1
+    RATE = 3
 
     DESCRIBE = 16
     DESCRIPTION = 17
@@ -55,12 +56,14 @@ class Rule(NamedTuple):
 
 
 ROWS_FIRST, CONTROL, BULK = 0, 1, 2
+NUMBERS = 64  # four of them
 SMALL = 64 * KIB  # names, counters, a sentence or two
 LISTS = 4 * MIB  # ids, positions and trees of every row of a micro-batch
 MANIFEST = 16 * MIB  # names, shapes and hashes of every tensor of a model
 
 RULES: dict[Kind, Rule] = {
     Kind.HELLO: Rule(ROWS_FIRST, SMALL, 0),
+    Kind.RATE: Rule(ROWS_FIRST, NUMBERS, 0),
     Kind.DESCRIBE: Rule(CONTROL, SMALL, 0),
     Kind.DESCRIPTION: Rule(CONTROL, SMALL, 0),
     Kind.PLAN: Rule(BULK, MANIFEST, 0),
