@@ -254,12 +254,13 @@ def test_two_of_ours_share() -> None:
 # Hostile reports, and where there is no bottleneck.
 
 
-def test_a_report_of_ten_gigabits_lasts_a_few_round_trips() -> None:
+@pytest.mark.parametrize("lie", [MOST_RATE, MOST_RATE // 11])  # no bottleneck, and just below that
+def test_a_false_report_lasts_a_few_round_trips(lie: int) -> None:
     flow = make_flow(20, 0.05)
     flow.wait(flow.write(SMALL))
     for number in range(100, 110):
         control_of(flow).on_report(
-            RateReport(burst=number, rate=MOST_RATE, packets=28, spread=0), flow.simulation.now
+            RateReport(burst=number, rate=lie, packets=28, spread=0), flow.simulation.now
         )
     flow.timestamps = False  # nothing true ever comes
     flow.write(BULK)
@@ -268,6 +269,18 @@ def test_a_report_of_ten_gigabits_lasts_a_few_round_trips() -> None:
     flow.rest(4.0)
     assert flow.forth.dropped - dropped <= 0.05 * (flow.sent - sent)
     assert (flow.sent - sent) * PACKET <= 1.3 * 4.0 * 20 * MBIT
+
+
+def test_bursts_at_a_false_rate_are_cut_to_what_arrives() -> None:
+    flow = make_flow(20, 0.05)
+    control_of(flow).on_report(
+        RateReport(burst=1, rate=MOST_RATE // 11, packets=28, spread=0), flow.simulation.now
+    )
+    flow.timestamps = False
+    times(flow, LARGE, 10)
+    dropped, sent = flow.forth.dropped, flow.sent
+    times(flow, LARGE, 10)
+    assert flow.forth.dropped - dropped <= 0.1 * (flow.sent - sent)
 
 
 def test_a_report_of_nothing_at_all_does_not_stop_a_transfer() -> None:

@@ -106,8 +106,10 @@ class RateController(QuicCongestionControl):
         """The receiver timed the head of a burst of ours."""
         before = self.link.rate
         if self.link.on_report(report, now):
-            if before is not None and self.link.rate is not None:  # cuts were made to the rate of before
-                self._share = min(1.0, self._share * max(1.0, before / self.link.rate))
+            after = self.link.rate
+            if before is not None and after is not None and after < before:
+                self._share = min(1.0, self._share * before / after)  # cuts were made to the rate of before
+                self._loss.cut_at = now  # and losses of what was sent at it are answered
             self._follow_link()
             self._update()
 
@@ -139,17 +141,18 @@ class RateController(QuicCongestionControl):
             self.bytes_in_flight -= packet.sent_bytes
 
     def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
-        lost = 0
+        lost = unanswered = 0
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
             lost += 1
+            unanswered += (packet.sent_time or 0.0) > self._loss.cut_at
         self.link.on_packets(0, lost)
         if self.phase is Phase.WINDOW:
-            if lost and now - self._loss.cut_at > self.link.min_rtt:
+            if unanswered:
                 self._loss.cut_at = now
                 self._cut(0.7)  # cubic's
         else:
-            self._judge_losses(now, 0, lost)
+            self._judge_losses(now, 0, unanswered)
 
     def on_persistent_congestion(self) -> None:
         self._cut(0.5)

@@ -15,10 +15,13 @@ LEAST_WINDOW = Seconds(0.01)
 
 
 class LossWatch:
-    """Counts in windows of a round trip and at least `LEAST_PACKETS` packets."""
+    """Counts in windows of a round trip and at least `LEAST_PACKETS` packets.
+
+    Losses of packets sent before `cut_at` were answered by that cut: the caller leaves them out.
+    """
 
     def __init__(self) -> None:
-        self.cut_at = 0.0
+        self.cut_at = -1.0
         self._began = 0.0
         self._acked = self._lost = 0
         self._congested = 0
@@ -42,4 +45,5 @@ class LossWatch:
             return 1.0 if share < CLEAN else None
         self._congested += 1
         self.cut_at = now
-        return DEEP_CUT if self._congested > PERSISTENT else CUT
+        cut = DEEP_CUT if self._congested > PERSISTENT else CUT
+        return min(cut, 1 - share)  # what arrived is what the path can carry
