@@ -17,9 +17,9 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import QuicEvent, StreamDataReceived
 
 from bbquic.transport.channel import Channel, Endpoint, Role
-from bbquic.transport.endpoint import open_endpoint
 from bbquic.transport.identity import Peer, load_identity
 from bbquic.transport.message import Kind, Message
+from bbquic.transport.threaded import open_endpoint
 
 DATAGRAM = 1452  # bytes of UDP payload: what an Ethernet path carries under IPv6
 WINDOW = 64 << 20  # flow control must never be what is measured
@@ -114,7 +114,8 @@ class OurSender:
         await self._endpoint.close()
 
     def rate(self) -> float | None:
-        rate = getattr(self._channel.statistics(), "rate", None)
+        link = self._channel.statistics().link
+        rate = link.rate if link is not None else None
         return None if rate is None else float(rate)
 
 

@@ -1,9 +1,9 @@
 """One end of a timed link: `python -m bench.wire.worker STACK send|receive`, run inside a host of bench.wan.
 
 The driver (bench.wire.pair) talks to it in JSON lines. The receiver prints `{"listening": port}` and then,
-for each message, `{"got": number, "at": seconds, "size": bytes}`; the sender reads `{"send": size}` and prints
-`{"sent": number, "at": seconds}` before the first byte leaves. Both use CLOCK_MONOTONIC, which all hosts of
-a machine share, so the difference is the one-way time.
+for each message, `{"got": number, "at": seconds, "size": bytes}`; the sender reads `{"send": size}` and
+prints `{"sent": number, "at": seconds}` before the first byte leaves. Both use CLOCK_MONOTONIC, which all
+hosts of a machine share, so the difference is the one-way time.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def ends() -> tuple[End, End]:
 def send(client: End, server: End, size: int) -> float:
     """Seconds until a message is there."""
     begin, ended = client.simulation.now, server.ended
-    client.quic.write_stream(client.quic.open_stream(), memoryview(bytes(size)), end=True)
+    client.quic.write_stream(client.quic.open_stream(0), memoryview(bytes(size)), end=True)
     client.flush()
     client.simulation.run(begin + 60.0, lambda: server.ended > ended)
     assert server.ended > ended
