@@ -116,7 +116,11 @@ async def _serve(
 ) -> None:
     from bbquic.runtime.node import Node
 
-    endpoint = await open_endpoint(identity, cluster, Role.NODE, host=bind[0], port=bind[1], sock=sock)
+    # nodes of one command have keys that are thrown away, and no link worth remembering
+    options = EndpointOptions(links=None if sock else default_path(os.environ, Path.home()))
+    endpoint = await open_endpoint(
+        identity, cluster, Role.NODE, host=bind[0], port=bind[1], sock=sock, options=options
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
