@@ -19,6 +19,7 @@ from aioquic.quic.events import QuicEvent, StreamDataReceived
 from bbquic.transport.channel import Channel, Endpoint, Role
 from bbquic.transport.identity import Peer, load_identity
 from bbquic.transport.message import Kind, Message
+from bbquic.transport.options import EndpointOptions
 from bbquic.transport.threaded import open_endpoint
 
 DATAGRAM = 1452  # bytes of UDP payload: what an Ethernet path carries under IPv6
@@ -104,7 +105,9 @@ class OurSender:
     async def open(cls, setup: dict[str, Any]) -> OurSender:
         identity = load_identity(Path(setup["keys"]) / "sender.key")
         peers = _peers(setup)
-        endpoint = await open_endpoint(identity, peers, Role.COMMAND, host="")
+        links = Path(setup["links"]) if setup.get("links") else None
+        options = EndpointOptions(links=links)
+        endpoint = await open_endpoint(identity, peers, Role.COMMAND, host="", options=options)
         return cls(endpoint, await endpoint.connect(peers["receiver"]))
 
     async def send(self, body: bytes) -> None:

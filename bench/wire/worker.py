@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from bench.wire.pair import FLOOD_MESSAGE
 from bench.wire.stacks import Receiver, Sender, open_receiver, open_sender
 
 
@@ -59,12 +60,25 @@ async def send(stack: str, setup: dict[str, Any], orders: AsyncIterator[dict[str
             say(sent=number, at=time.monotonic())
             await sender.send(body)
             number += 1
+        elif "flood" in order:
+            assert sender is not None
+            say(flooded=await flood(sender, order["flood"]))
         elif "estimate" in order:
             assert sender is not None
             say(rate=sender.rate())
         elif "busy" in order:
             _Busy.switch(order["busy"])
             say(busy=order["busy"])
+
+
+async def flood(sender: Sender, seconds: float) -> float:
+    """Messages one after another, a few at a time on their way; when it ended. A short one comes last."""
+    end = time.monotonic() + seconds
+    body = os.urandom(FLOOD_MESSAGE)
+    while time.monotonic() < end:
+        await sender.send(body)
+    await sender.send(b"end")
+    return end
 
 
 class _Busy:

@@ -20,6 +20,8 @@ from bbquic.errors import ConfigError
 from bbquic.model.registry import user_cache
 from bbquic.transport.channel import Role
 from bbquic.transport.identity import Identity, Peer
+from bbquic.transport.link_memory import default_path
+from bbquic.transport.options import EndpointOptions
 from bbquic.transport.threaded import open_endpoint
 
 if TYPE_CHECKING:
