@@ -68,7 +68,12 @@ def test_without_a_cluster_local_nodes_answer_and_it_is_said_so(tiny: Path, tmp_
 
 
 def test_bad_lines_have_error_records_and_the_exit_code_says_partial(tiny: Path, tmp_path: Path) -> None:
-    records = [{"prompt": "a", "max_tokens": 2}, "{nonsense", {"prompt": "b" * 600}, {"prompt": "c", "n": 2}]
+    records: list[dict[str, Any] | str] = [
+        {"prompt": "a", "max_tokens": 2},
+        "{nonsense",
+        {"prompt": "b" * 600},
+        {"prompt": "c", "n": 2},
+    ]
     prompts = write_prompts(tmp_path / "prompts.jsonl", records)
     arguments = ("generate", prompts, "--model", tiny, "--nodes", "1", "-o", "-")
     code, out, err = finished(bbquic(*arguments, cwd=tmp_path))
@@ -184,7 +189,7 @@ def test_a_cluster_of_keys_made_by_hand_answers_and_refuses_a_stranger(tiny: Pat
     names = ["home-a", "home-b", "cloud-c", "laptop", "guest", "stranger"]
     entries = {}
     for name, port in zip(names, free_ports(len(names)), strict=True):
-        arguments = ["certs", "new", name, "--dir", home, "--address", f"127.0.0.1:{port}"]
+        arguments: list[str | Path] = ["certs", "new", name, "--dir", home, "--address", f"127.0.0.1:{port}"]
         rights = ["--may", "coordinate"] if name in ("laptop", "stranger") else []
         code, entries[name], err = finished(bbquic(*arguments, *rights, cwd=home))
         assert code == 0, err

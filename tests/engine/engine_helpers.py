@@ -132,7 +132,7 @@ async def answer(
         JobFile(prompts),
         str(output),
         how,
-        report=lambda _: None,
+        report=more.get("report", lambda _: None),
         watch=more.get("watch", unwatched),
     )
 

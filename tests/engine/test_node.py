@@ -1,9 +1,8 @@
-"""Who may do what to a node, what it refuses, and what a failure says."""
+"""What a node refuses to do, and what its failures say."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -11,12 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-import torch
 from engine_helpers import (
-    COMMAND,
-    Cluster,
+    CPU,
     answer,
     cluster_of,
     options,
@@ -25,32 +21,21 @@ from engine_helpers import (
     run_model,
     write_prompts,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bbquic.errors import (
-    BBQuicError,
     ConfigError,
     ConnectionLost,
     PeerUnreachable,
     PlanRefused,
     StageFailed,
 )
-from bbquic.runtime.cluster import StageLink, deploy, describe_all, new_job_id
 from bbquic.runtime.generate import RunOptions
-from bbquic.runtime.layout import LayoutOptions, for_stage, make_plan
-from bbquic.runtime.protocol import (
-    PackHeader,
-    PingHeader,
-    PlanHeader,
-    PongHeader,
-    RefusedHeader,
-    ReleaseHeader,
-    Row,
-)
-from bbquic.transport.channel import Channel
-from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
+from bbquic.runtime.layout import LayoutOptions
+from bbquic.runtime.loading import DiskLoader, ModelStore
+from bbquic.runtime.protocol import PlanHeader, Stage
+from bbquic.runtime.stage import StageWorker
+from bbquic.units import Seconds
 from tiny_model import make_tiny_llama
 
 PROMPTS = [{"prompt": f"the of {n}", "max_tokens": 24} for n in range(6)]
@@ -64,138 +49,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     return write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
-
-
-async def plan_of(cluster: Cluster, model: Path, channels: tuple[Channel, ...]) -> list[PlanHeader]:
-    """The plans a coordinator would send, one for each node."""
-    held, how = run_model(model), options()
-    nodes = await describe_all(channels, "tiny", how.deadlines)
-    plan = make_plan(new_job_id(), held.directory, held.manifest, nodes, how.layout)
-    return [for_stage(plan, stage, held.directory) for stage in plan.stages]
-
-
-async def reply(channel: Channel, kind: Kind) -> Message:
-    while True:
-        message = await channel.receive()
-        if message.kind is kind:
-            return message
-
-
-def test_a_peer_without_the_right_can_neither_plan_nor_cancel(
-    model: Path, prompts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    commands = {COMMAND: frozenset({"coordinate"}), "guest": frozenset[str]()}
-
-    async def main() -> None:
-        async with cluster_of([model], commands=commands) as cluster:
-            guest = cluster.endpoints["guest"]
-            with pytest.raises(PlanRefused, match="node-1 does not take a plan from guest"):
-                await answer(cluster, model, prompts, tmp_path / "a.jsonl", options(), endpoint=guest)
-
-            @asynccontextmanager
-            async def meddle(_: object) -> Any:
-                channel = await guest.connect(cluster.peers["node-1"])
-                for kind in (Kind.CANCEL, Kind.RELEASE):
-                    job = cluster.nodes["node-1"]._job
-                    assert job is not None
-                    await channel.send(Message(kind, encode_header(ReleaseHeader(job.plan.job))))
-                    refused = decode_header_untrusted(
-                        RefusedHeader, (await reply(channel, Kind.REFUSED)).header
-                    )
-                    assert "guest, which may not coordinate" in refused.reason
-                yield
-
-            statistics = await answer(cluster, model, prompts, tmp_path / "b.jsonl", options(), watch=meddle)
-            assert statistics.done == len(PROMPTS)
-
-    run(main)
-    assert "guest sent a cancel, and may not coordinate: refused" in caplog.text
-
-
-def test_rows_from_anyone_but_the_predecessor_cost_the_sender_its_connection(
-    model: Path, prompts: Path, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        async with cluster_of([model] * 2) as cluster:
-
-            @asynccontextmanager
-            async def meddle(_: object) -> Any:
-                for place, kind in ((0, Kind.ROWS), (1, Kind.ROWS), (1, Kind.HIDDEN)):
-                    channel = await cluster.command.connect(cluster.places()[place])
-                    job = cluster.nodes[cluster.names[place]]._job
-                    assert job is not None
-                    header = PackHeader(
-                        job.plan.job, 0, 0, 1, (0, 1, 16), (Row(0, 1, 0, 1, True, None),), b"\1\0\0\0"
-                    )
-                    await channel.send(Message(kind, encode_header(header)))
-                    with pytest.raises(BBQuicError, match="which come from"):
-                        await channel.receive()
-                yield
-
-            statistics = await answer(
-                cluster, model, prompts, tmp_path / "out.jsonl", options(), watch=meddle
-            )
-            assert statistics.done == len(PROMPTS)
-
-    run(main)
-
-
-def test_a_second_coordinator_is_told_who_has_the_node(model: Path, prompts: Path, tmp_path: Path) -> None:
-    commands = dict.fromkeys((COMMAND, "other"), frozenset({"coordinate"}))
-
-    async def main() -> None:
-        async with cluster_of([model], commands=commands) as cluster:
-
-            @asynccontextmanager
-            async def contend(_: object) -> Any:
-                with pytest.raises(PlanRefused, match=r"node-1 is busy with job [0-9a-f]{16} of command"):
-                    await answer(
-                        cluster,
-                        model,
-                        prompts,
-                        tmp_path / "b.jsonl",
-                        options(),
-                        endpoint=cluster.endpoints["other"],
-                    )
-                yield
-
-            await answer(cluster, model, prompts, tmp_path / "a.jsonl", options(), watch=contend)
-            other = cluster.endpoints["other"]
-            await answer(cluster, model, prompts, tmp_path / "c.jsonl", options(), endpoint=other)
-
-    run(main)
-
-
-def test_a_new_plan_of_the_same_coordinator_replaces_its_last(model: Path) -> None:
-    async def main() -> None:
-        async with cluster_of([model]) as cluster:
-            for _ in range(2):  # the second time, the first job was never released
-                channel = await cluster.command.connect(cluster.peers["node-1"])
-                plans = await plan_of(cluster, model, (channel,))
-                await deploy(
-                    [StageLink(plans[0].stages[0], channel)], plans, options().deadlines, lambda _: None
-                )
-                job = cluster.nodes["node-1"]._job
-                assert job is not None
-                assert job.plan.job == plans[0].job
-
-    run(main)
-
-
-def test_a_job_whose_coordinator_is_gone_is_released(model: Path) -> None:
-    async def main() -> None:
-        async with cluster_of([model]) as cluster:
-            channel = await cluster.command.connect(cluster.peers["node-1"])
-            plans = await plan_of(cluster, model, (channel,))
-            links = [StageLink(plans[0].stages[0], channel)]
-            await deploy(links, plans, options().deadlines, lambda _: None)
-            node = cluster.nodes["node-1"]
-            assert node._job is not None
-            channel.close("gone")
-            while node._job is not None:
-                await asyncio.sleep(0)
-
-    run(main)
 
 
 def test_a_node_that_holds_other_weights_is_named_with_the_tensor(
@@ -258,25 +111,6 @@ def test_a_model_that_a_node_lacks_is_refused_with_what_to_do(
             with pytest.raises(PlanRefused, match="has no model elsewhere") as refused:
                 await answer(cluster, model, prompts, tmp_path / "o.jsonl", options(), held=named)
             assert "--model" in (refused.value.hint or "")
-
-    run(main)
-
-
-@pytest.mark.parametrize("name", ["../tiny", "/etc", "tiny/../tiny", "", "a\0b"])
-def test_a_peer_cannot_name_a_path_in_place_of_a_model(model: Path, name: str) -> None:
-    async def main() -> None:
-        async with cluster_of([model]) as cluster:
-            channel = await cluster.command.connect(cluster.peers["node-1"])
-            plans = await plan_of(cluster, model, (channel,))
-            wrong = msgspec.structs.replace(plans[0], model=name)
-            await channel.send(Message(Kind.PLAN, encode_header(wrong)))
-            if name == "":  # a header that no plan can have
-                with pytest.raises(BBQuicError, match="not a PlanHeader"):
-                    await reply(channel, Kind.REFUSED)
-            else:
-                message = await reply(channel, Kind.REFUSED)
-                refused = decode_header_untrusted(RefusedHeader, message.header)
-                assert "is not the name of a model" in refused.reason
 
     run(main)
 
@@ -352,48 +186,6 @@ def test_a_node_that_does_not_answer_is_named_with_its_address(
     run(main)
 
 
-def test_a_ping_is_answered_with_what_the_node_is_at(model: Path) -> None:
-    async def main() -> None:
-        async with cluster_of([model]) as cluster:
-            channel = await cluster.command.connect(cluster.peers["node-1"])
-            await channel.send(Message(Kind.PING, encode_header(PingHeader(7))))
-            pong = decode_header_untrusted(PongHeader, (await reply(channel, Kind.PONG)).header)
-            assert (pong.number, pong.activity, pong.queued) == (7, "idle", 0)
-
-    run(main)
-
-
-VALID: list[tuple[Kind, bytes]] = [
-    (Kind.PING, encode_header(PingHeader(1))),
-    (Kind.RELEASE, encode_header(ReleaseHeader("0" * 16))),
-    (Kind.ROWS, encode_header(PackHeader("0" * 16, 0, 0, 1, (0, 1, 16), (Row(0, 1, 0, 1, True, None),)))),
-    (Kind.PLAN, json.dumps({"job": "0" * 16}).encode()),
-    (Kind.TOKENS, b"\x80"),
-]
-
-
-@settings(max_examples=60)
-@given(which=st.sampled_from(VALID), place=st.integers(0, 200), byte=st.integers(0, 255), cut=st.booleans())
-def test_damaged_messages_of_a_pinned_peer_cost_it_at_most_its_connection(
-    which: tuple[Kind, bytes], place: int, byte: int, cut: bool
-) -> None:
-    kind, header = which
-    at = place % len(header)
-    damaged = header[:at] if cut else header[:at] + bytes([byte]) + header[at + 1 :]
-
-    async def main() -> None:
-        async with cluster_of([Path("no-model")]) as cluster:
-            channel = await cluster.command.connect(cluster.peers["node-1"])
-            await channel.send(Message(kind, damaged))
-            again = await cluster.command.connect(cluster.peers["node-1"])
-            await again.send(Message(Kind.PING, encode_header(PingHeader(2))))
-            pong = decode_header_untrusted(PongHeader, (await reply(again, Kind.PONG)).header)
-            assert pong.number == 2
-            assert not cluster.tasks["node-1"].done()
-
-    run(main)
-
-
 def test_settings_that_do_not_fit_the_model_are_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster_of([model] * 2) as cluster:
@@ -411,23 +203,33 @@ def test_settings_that_do_not_fit_the_model_are_refused(model: Path, prompts: Pa
     run(main)
 
 
-def test_a_stage_that_is_handed_too_few_bytes_refuses_them(model: Path) -> None:
+def test_while_a_node_loads_it_is_said_what_it_is_at(model: Path, prompts: Path, tmp_path: Path) -> None:
+    asked = asyncio.Event()
+    heard: list[str] = []
+
     async def main() -> None:
         async with cluster_of([model]) as cluster:
-            channel = await cluster.command.connect(cluster.peers["node-1"])
-            plans = await plan_of(cluster, model, (channel,))
-            links = [StageLink(plans[0].stages[0], channel)]
-            await deploy(links, plans, options().deadlines, lambda _: None)
-            header = PackHeader(
-                plans[0].job, 0, 0, 1, (0, 1, 16), (Row(0, 1, 0, 2, True, None),), b"\1\0\0\0"
-            )
-            await channel.send(Message(Kind.ROWS, encode_header(header)))
-            failed = await reply(channel, Kind.FAILED)
-            assert b"4 bytes of token ids for 2 tokens" in failed.header
+            node = cluster.nodes["node-1"]
+            loop = asyncio.get_running_loop()
+
+            def hear(line: str) -> None:
+                heard.append(line)
+                if "checking" in line:
+                    asked.set()
+
+            class Slow(DiskLoader):
+                """A loader whose disk is slow: it goes on once it was asked what it is at."""
+
+                def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
+                    report("checking the weights against the plan")
+                    asyncio.run_coroutine_threadsafe(asked.wait(), loop).result()
+                    return super().load(plan, stage, report)
+
+            node._loader = Slow(ModelStore({"tiny": model}, tmp_path), CPU, "node-1")
+            how = options()
+            quick = replace(how, deadlines=replace(how.deadlines, ask=Seconds(0.01)))
+            await answer(cluster, model, prompts, tmp_path / "out.jsonl", quick, report=hear)
 
     run(main)
-
-
-def test_the_tests_compute_on_one_thread() -> None:
-    torch.set_num_threads(1)  # so that a run's floating point does not depend on the machine
-    assert torch.get_num_threads() == 1
+    assert heard[0] == "node-1 (blocks 0-3): loading"
+    assert "node-1 (blocks 0-3): checking the weights against the plan" in heard

@@ -172,7 +172,7 @@ def test_few_sequences_are_spread_over_all_micro_batches() -> None:
 
 def test_a_prompt_is_read_in_chunks_beside_decode_rows() -> None:
     scheduler = Scheduler(SchedulerOptions(micro_batches=1, slots=2, cells=2 * 64, prefill_tokens=4))
-    scheduler.offer(make_sequence(0, prompt=3, max_tokens=9))
+    scheduler.offer(make_sequence(0, prompt=3, max_tokens=20))
     first = scheduler.next_pack(0)
     assert first is not None
     scheduler.take_tokens(0, first.step, [7])

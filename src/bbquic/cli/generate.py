@@ -94,6 +94,10 @@ def generate(
     else:
         job.count()  # an unreadable file is an error before any node is started
     target = output or str(prompts.with_suffix("")) + ".answers.jsonl"
+    cluster = _find_cluster(peers, certs, key, nodes, split)
+    if microbatches is None and cluster.local:
+        # nodes that share this machine's cores compute no more of them at once than there are cores
+        microbatches = min(cluster.local, _cores(), batch)
     layout = LayoutOptions(
         batch=batch,
         micro_batches=microbatches,
@@ -101,7 +105,6 @@ def generate(
         kv_tokens=kv_tokens,
         dtype=dtype,
     )
-    cluster = _find_cluster(peers, certs, key, nodes, split)
     held = _open_model(model)
     options = RunOptions(layout=layout, prefill_tokens=prefill_tokens)
     statistics = asyncio.run(_run(cluster, model, held, job, target, options))
@@ -200,7 +203,7 @@ async def _endpoint(
     print_note(
         f"no peers.toml here: starting {cluster.local} node{'s' if cluster.local > 1 else ''} on this machine"
     )
-    threads = max(1, len(os.sched_getaffinity(0)) // cluster.local)
+    threads = max(1, _cores() // cluster.local)
     memory = Bytes(int(host_memory_free() * LOCAL_MEMORY_SHARE) // cluster.local)
     models = [str(directory.path)] if model != directory.name else []
     async with (
@@ -218,6 +221,10 @@ async def _opened(identity: Identity, peers: Mapping[str, Peer], host: str) -> A
         yield endpoint
     finally:
         await endpoint.close()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _node(name: str, known: Peers) -> Peer:

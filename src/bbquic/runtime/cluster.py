@@ -12,7 +12,9 @@ from bbquic.errors import PeerUnreachable, PlanRefused, Stalled
 from bbquic.runtime.protocol import (
     DescribeHeader,
     DescriptionHeader,
+    PingHeader,
     PlanHeader,
+    PongHeader,
     ReadyHeader,
     RefusedHeader,
     ReleaseHeader,
@@ -35,6 +37,7 @@ class ClusterDeadlines:
     describe: Seconds = Seconds(20.0)
     load: Seconds = Seconds(1800.0)  # a node may have to fetch the model first, over a home line
     release: Seconds = Seconds(5.0)
+    ask: Seconds = Seconds(10.0)  # while a node loads, it is asked that often how far it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,12 @@ async def dialled(
 
 
 async def describe_all(
-    channels: Sequence[Channel], model: str, deadlines: ClusterDeadlines
+    channels: Sequence[Channel], deadlines: ClusterDeadlines
 ) -> tuple[DescriptionHeader, ...]:
     """What each node says of itself. Raises: Stalled naming a node that does not answer."""
 
     async def ask(channel: Channel) -> DescriptionHeader:
-        await channel.send(Message(Kind.DESCRIBE, encode_header(DescribeHeader(model))))
+        await channel.send(Message(Kind.DESCRIBE, encode_header(DescribeHeader())))
         reply = await _reply(channel, (Kind.DESCRIPTION,), deadlines.describe, "to describe itself")
         return decode_header_untrusted(DescriptionHeader, reply.header)
 
@@ -107,7 +110,16 @@ async def deploy(
         await link.channel.send(Message(Kind.PLAN, encode_header(plan)))
         report(f"{link.stage}: loading")
         what = f"to load blocks {link.stage.first}-{link.stage.stop - 1}"
-        reply = await _reply(link.channel, (Kind.READY, Kind.REFUSED), deadlines.load, what)
+        async with owned_tasks() as tasks:
+            asking = tasks.create_task(_keep_asking(link.channel, deadlines.ask))
+            reply = await _reply(
+                link.channel,
+                (Kind.READY, Kind.REFUSED),
+                deadlines.load,
+                what,
+                lambda activity: report(f"{link.stage}: {activity}"),
+            )
+            asking.cancel()
         if reply.kind is Kind.REFUSED:
             refused = decode_header_untrusted(RefusedHeader, reply.header)
             raise PlanRefused(refused.reason, hint=refused.hint)
@@ -134,13 +146,33 @@ async def release(links: Sequence[StageLink], job: str, *, cancel: bool, deadlin
             await asyncio.gather(*(tell(link.channel) for link in links), return_exceptions=True)
 
 
-async def _reply(channel: Channel, kinds: tuple[Kind, ...], deadline: Seconds, what: str) -> Message:
-    """The next message of one of these kinds; others are late ones of before and are passed over."""
+async def _keep_asking(channel: Channel, interval: Seconds) -> None:
+    """Ask a node again and again what it is at."""
+    number = 0
+    while True:
+        await asyncio.sleep(interval)
+        number += 1
+        await channel.send(Message(Kind.PING, encode_header(PingHeader(number))))
+
+
+async def _reply(
+    channel: Channel,
+    kinds: tuple[Kind, ...],
+    deadline: Seconds,
+    what: str,
+    report: Report = lambda _: None,
+) -> Message:
+    """The next message of one of these kinds; `report` hears what a PONG says the node is at.
+
+    Others are late ones of before and are passed over. Raises: Stalled naming the node and `what`.
+    """
     try:
         async with asyncio.timeout(deadline):
             while True:
                 message = await channel.receive()
                 if message.kind in kinds:
                     return message
+                if message.kind is Kind.PONG:
+                    report(decode_header_untrusted(PongHeader, message.header).activity)
     except TimeoutError:
         raise Stalled(f"waited {deadline:.0f} s for {channel.peer.name} {what}") from None

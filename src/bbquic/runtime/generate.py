@@ -65,7 +65,7 @@ async def deployed(
 ) -> AsyncIterator[tuple[tuple[StageLink, ...], PlanHeader]]:
     """The model laid out over the nodes, ready for rows; released at the end, cancelled on an error."""
     async with dialled(endpoint, nodes, options.deadlines) as channels:
-        descriptions = await describe_all(channels, model.directory.name, options.deadlines)
+        descriptions = await describe_all(channels, options.deadlines)
         plan = make_plan(new_job_id(), model.directory, model.manifest, descriptions, options.layout)
         links = [StageLink(stage, channel) for stage, channel in zip(plan.stages, channels, strict=True)]
         plans = [for_stage(plan, link.stage, model.directory) for link in links]

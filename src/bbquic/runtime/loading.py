@@ -19,6 +19,7 @@ from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.protocol import PlanHeader, Stage
 from bbquic.runtime.stage import StageWorker
+from bbquic.units import Bytes
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # a peer names models, never paths
 DTYPES: Mapping[str, torch.dtype] = {
@@ -34,10 +35,6 @@ class ModelStore:
     def __init__(self, directories: Mapping[str, Path], cache: Path) -> None:
         self._directories = dict(directories)
         self._cache = cache
-
-    def knows(self, name: str) -> bool:
-        """Whether the model is here or can be fetched by its name."""
-        return name in self._directories or name in KNOWN
 
     def open(self, name: str, report: Callable[[str], None]) -> ModelDirectory:
         """The model of that name, fetched first where it is a known one. Raises: ModelError."""
@@ -66,8 +63,9 @@ class DiskLoader:
         self._node = node
         self._held: tuple[tuple[str, str, Stage, bool], StageModel] | None = None
 
-    def has_model(self, name: str) -> bool:
-        return self._store.knows(name)
+    @property
+    def held_bytes(self) -> Bytes:
+        return self._held[1].nbytes if self._held is not None else Bytes(0)
 
     def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
         """Raises: PlanRefused, ModelError; an out-of-memory error with the figures."""

@@ -11,6 +11,8 @@ from bbquic.errors import ConfigError
 from bbquic.runtime.memory import host_memory_free
 from bbquic.units import Bytes
 
+NOTHING = Bytes(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -34,11 +36,11 @@ class Machine:
             return (*half, "float16", "float32")
         return ("float32", "bfloat16")
 
-    def memory_free(self) -> Bytes:
-        """Bytes free on the device just now, within the limit."""
+    def memory_free(self, held: Bytes = NOTHING) -> Bytes:
+        """Bytes free on the device just now and the `held` ones that would be given up, within the limit."""
         on_gpu = self.device.type == "cuda"
         free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else host_memory_free()
-        return Bytes(min(free, self.limit)) if self.limit is not None else Bytes(free)
+        return Bytes(free + held if self.limit is None else min(free + held, self.limit))
 
 
 def open_machine(device: str | None, threads: int | None, limit: Bytes | None) -> Machine:

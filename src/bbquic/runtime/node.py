@@ -28,7 +28,7 @@ from bbquic.runtime.tasks import owned_tasks
 from bbquic.transport.channel import Channel, Endpoint
 from bbquic.transport.identity import Peer
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from bbquic.units import Seconds
+from bbquic.units import Bytes, Seconds
 
 logger = logging.getLogger("bbquic.node")
 
@@ -38,8 +38,9 @@ DIAL_DEADLINE = Seconds(20.0)  # for the next stage of a plan to answer
 class StageLoader(Protocol):
     """Turns a plan into a stage on this machine's device. Called on the device's thread."""
 
-    def has_model(self, name: str) -> bool:
-        """Whether the model is here, or can be had without a path from a peer."""
+    @property
+    def held_bytes(self) -> Bytes:
+        """Weights of the last stage, kept for the next plan and given up for any other."""
 
     def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
         """Weights checked against the plan's manifest, and the arena. `report` gets progress in words.
@@ -109,8 +110,8 @@ class Node:
                 ping = decode_header_untrusted(PingHeader, header)
                 await channel.send(Message(Kind.PONG, encode_header(self._pong(ping.number))))
             case Kind.DESCRIBE:
-                asked = decode_header_untrusted(DescribeHeader, header)
-                await channel.send(Message(Kind.DESCRIPTION, encode_header(self._describe(asked.model))))
+                decode_header_untrusted(DescribeHeader, header)
+                await channel.send(Message(Kind.DESCRIPTION, encode_header(self._describe())))
             case Kind.PLAN:
                 plan = decode_header_untrusted(PlanHeader, header)
                 if await self._may_coordinate(channel, plan.job, "a plan"):
@@ -177,6 +178,7 @@ class Node:
 
             def report(progress: str) -> None:
                 job.progress = progress
+                logger.info("job %s: %s", plan.job, progress)
 
             worker = await loop.run_in_executor(self._device, self._loader.load, plan, stage, report)
             following = await self._dial_next(plan, stage)
@@ -237,14 +239,13 @@ class Node:
             job.task.cancel()
             await asyncio.wait([job.task])
 
-    def _describe(self, model: str) -> DescriptionHeader:
+    def _describe(self) -> DescriptionHeader:
         return DescriptionHeader(
             node=self._me.name,
             device=self._machine.device_name,
-            memory_free=self._machine.memory_free(),
+            memory_free=self._machine.memory_free(held=self._loader.held_bytes),
             threads=self._machine.threads,
             dtypes=self._machine.dtypes,
-            has_model=self._loader.has_model(model),
             job=self._job.plan.job if self._job else None,
         )
 

@@ -167,9 +167,7 @@ class ReleaseHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DescribeHeader(Struct, frozen=True, forbid_unknown_fields=True):
-    """DESCRIBE: what are you, and can you run this model?"""
-
-    model: Name
+    """DESCRIBE: what are you?"""
 
 
 class DescriptionHeader(Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,10 +175,9 @@ class DescriptionHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
     node: NodeName
     device: Name
-    memory_free: Natural  # bytes
+    memory_free: Natural  # bytes, those that a new plan would free included
     threads: Positive
     dtypes: tuple[Name, ...]
-    has_model: bool
     job: JobId | None  # what it is busy with
 
 

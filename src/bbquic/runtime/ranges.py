@@ -22,7 +22,8 @@ def cut_range(offset: int, share: int, slots: int, needs: Items[int]) -> SlotRan
     """The range for a micro-batch that is about to serve records with these needs, oldest first.
 
     The first record always fits; beside it, records of like length, as many as `slots` and the share
-    (cells) hold: a class is as long as its longest member, and what then is left makes slots longer.
+    (cells) hold: a class is as long as its longest member. Where the share allows, slots are longer, up to
+    the longest record that waits, but no longer: what lies close together is read faster.
     None when the first record alone is larger than the share.
     """
     if not needs or aligned(needs[0]) > share:
@@ -35,5 +36,5 @@ def cut_range(offset: int, share: int, slots: int, needs: Items[int]) -> SlotRan
         longest, count = max(longest, need), count + 1
     # slots that no waiting record fills yet are for those to come, where the class leaves room
     count = max(count, min(slots, share // aligned(longest)))
-    capacity = share // count // CELL_ALIGNMENT * CELL_ALIGNMENT
-    return SlotRange(offset, count, capacity)
+    room = share // count // CELL_ALIGNMENT * CELL_ALIGNMENT
+    return SlotRange(offset, count, min(room, aligned(max(needs))))
