@@ -34,7 +34,7 @@ from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.request import Request
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.transport.channel import Endpoint, Role
-from bbquic.transport.endpoint import open_endpoint
+from bbquic.transport.threaded import open_endpoint
 from bbquic.units import Bytes
 from bench.common import append_result, median, print_bars, spread
 

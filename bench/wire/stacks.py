@@ -17,12 +17,15 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import QuicEvent, StreamDataReceived
 
 from bbquic.transport.channel import Channel, Endpoint, Role
-from bbquic.transport.endpoint import open_endpoint
 from bbquic.transport.identity import Peer, load_identity
 from bbquic.transport.message import Kind, Message
+from bbquic.transport.options import EndpointOptions
+from bbquic.transport.threaded import open_endpoint
+from bbquic.units import Bytes
 
 DATAGRAM = 1452  # bytes of UDP payload: what an Ethernet path carries under IPv6
 WINDOW = 64 << 20  # flow control must never be what is measured
+OPTIONS = EndpointOptions(loopback_datagram_size=Bytes(DATAGRAM))
 
 
 class Receiver(Protocol):
@@ -76,7 +79,8 @@ class OurReceiver:
     @classmethod
     async def open(cls, setup: dict[str, Any]) -> OurReceiver:
         identity = load_identity(Path(setup["keys"]) / "receiver.key")
-        return cls(await open_endpoint(identity, _peers(setup), Role.NODE, host=setup["host"]))
+        peers, host = _peers(setup), setup["host"]
+        return cls(await open_endpoint(identity, peers, Role.NODE, host=host, options=OPTIONS))
 
     async def _accept(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -104,7 +108,7 @@ class OurSender:
     async def open(cls, setup: dict[str, Any]) -> OurSender:
         identity = load_identity(Path(setup["keys"]) / "sender.key")
         peers = _peers(setup)
-        endpoint = await open_endpoint(identity, peers, Role.COMMAND, host="")
+        endpoint = await open_endpoint(identity, peers, Role.COMMAND, host="", options=OPTIONS)
         return cls(endpoint, await endpoint.connect(peers["receiver"]))
 
     async def send(self, body: bytes) -> None:

@@ -35,9 +35,9 @@ async def open_endpoint_here(
     engine: str = __version__,
     options: EndpointOptions | None = None,
 ) -> QuicEndpoint:
-    """Listen on a UDP port, 0 for any, on the loop that runs now; an empty host or `::` means every address of
-    this machine. A bound UDP socket given as `sock` is taken over instead. `engine` is our version: another
-    major.minor is refused.
+    """Listen on a UDP port, 0 for any, on the loop that runs now; an empty host or `::` means every address
+    of this machine. A bound UDP socket given as `sock` is taken over instead. `engine` is our version:
+    another major.minor is refused.
 
     Raises: ConfigError when we cannot listen there, TransportError when aioquic is not the one we know.
     """
