@@ -25,6 +25,14 @@ def test_generate_runs_and_checks_its_bars() -> None:
     assert "decode_batch_2_vs_transformers:" in done.stdout
 
 
+def test_transport_runs_and_prints_its_bars() -> None:
+    command = [sys.executable, "-m", "bench.transport", "--quick", "--bars"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode in (0, 1), done.stderr  # what so small a run measures means nothing
+    for bar in ("loopback_bulk_vs_stock", "loopback_send_cpu_vs_stock", "loopback_receive_cpu_vs_stock"):
+        assert f"{bar}: " in done.stdout
+
+
 def test_a_bar_is_met_from_its_value_on_and_short_when_not_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ class Dispatcher:
         for arrival in batch:
             address = arrival.address
             for data in arrival.datagrams:
-                if _is_short(data):
+                if data and data[0] & FORM_BITS == SHORT_HEADER:
                     channel = self._by_id.get(data[ID])
                 else:
                     channel = self._route_untrusted(data, address)
@@ -89,7 +89,7 @@ class Dispatcher:
                     run.hand_over(touched)
                     run = _Run(channel, address)
                 run.datagrams.append(data)
-            if arrival.time is not None and run.channel is not None and _is_short(arrival.datagrams[-1]):
+            if arrival.time is not None and run.channel is not None:
                 run.stamps.append((arrival.time, sum(map(len, arrival.datagrams))))
         run.hand_over(touched)
         for channel in touched:
@@ -183,7 +183,3 @@ class _Run:
         if self.channel is not None and self.datagrams:
             self.channel.receive_batch(self.datagrams, self.address, self.stamps)
             touched[self.channel] = None
-
-
-def _is_short(data: bytes) -> bool:
-    return len(data) > 0 and data[0] & FORM_BITS == SHORT_HEADER

@@ -6,7 +6,6 @@ from __future__ import annotations
 from aioquic import tls
 from aioquic.quic import events
 from aioquic.quic.connection import END_STATES, QuicConnection, QuicConnectionError, QuicReceiveContext
-from aioquic.quic.packet import decode_packet_number
 from aioquic.quic.recovery import MAX_ACK_RANGES
 from cryptography.exceptions import InvalidTag
 
@@ -30,6 +29,7 @@ class Intake:
     def __init__(self, connection: QuicConnection) -> None:
         self._connection = connection
         self._chunks: dict[int, list[bytes]] = {}
+        self._data_limit = 0  # what the peer may have sent in all; nothing changes it while a batch is read
         self.unanswered = 0  # packets since the last ACK was written that ask for one
         self.packets = 0  # taken here
 
@@ -50,6 +50,7 @@ class Intake:
         decrypt, iv = keys.aead._aead.decrypt, keys.aead._iv
         host_id = connection.host_cid
         first_byte = 0x41 | keys.key_phase << 2  # short header, number of two bytes, reserved bits zero
+        usual = {first: bytes([first]) + host_id for first in (first_byte, first_byte | SPIN)}
         whole = [data for data in datagrams if len(data) >= SHORTEST]
         masks = keys.hp._encryptor.update(b"".join([data[SAMPLE] for data in whole]))
         packets: list[Packet] = []
@@ -57,12 +58,14 @@ class Intake:
         place = 0
         for data in whole:
             first = data[0] ^ (masks[place] & 0x1F)
-            if first & ~SPIN == first_byte and data[ID] == host_id:
+            header = usual.get(first)
+            if header is not None and data[ID] == host_id:
                 cut = (data[9] ^ masks[place + 1]) << 8 | data[10] ^ masks[place + 2]
-                number = decode_packet_number(cut, 16, expected)
-                header = b"%c%b%b" % (first, host_id, cut.to_bytes(2, "big"))
+                number = _nearest(cut, expected)
                 try:
-                    frames = decrypt((iv ^ number).to_bytes(12, "big"), data[11:], header)
+                    frames = decrypt(
+                        (iv ^ number).to_bytes(12, "big"), data[11:], header + cut.to_bytes(2, "big")
+                    )
                 except InvalidTag:
                     pass  # forged or damaged: as if it had never come (RFC 9001, 5.5)
                 else:
@@ -79,11 +82,13 @@ class Intake:
         received = space.received_packets
         eliciting, in_order = 0, True
         first_of_run = end_of_run = -1
+        self._data_limit = connection._local_max_data.value
         for first, number, frames in packets:
             if number in received:
                 continue
             self.packets += 1
-            space.expected_packet_number = max(space.expected_packet_number, number + 1)
+            if number >= space.expected_packet_number:
+                space.expected_packet_number = number + 1
             if number > connection._spin_highest_pn:
                 connection._spin_highest_pn = number
                 connection._spin_bit = (first & SPIN == 0) is connection._is_client
@@ -92,7 +97,8 @@ class Intake:
                 break  # the connection closes: what it received matters no longer
             eliciting += is_eliciting
             received.add(number)
-            in_order = in_order and number == space.largest_received_packet + 1
+            if number != space.largest_received_packet + 1:
+                in_order = False
             if number > space.largest_received_packet:
                 space.largest_received_packet, space.largest_received_time = number, now
             if number != end_of_run:
@@ -186,12 +192,14 @@ class Intake:
         fresh = stop - receiver.highest_offset
         if fresh > 0:
             limit = connection._local_max_data
-            if limit.used + fresh > limit.value:
+            if limit.used + fresh > self._data_limit:
                 return place
             limit.used += fresh
             receiver.highest_offset = stop
         receiver._buffer_start = stop
-        chunks = self._chunks.setdefault(stream_id, [])
+        chunks = self._chunks.get(stream_id)
+        if chunks is None:
+            chunks = self._chunks[stream_id] = []
         chunks.append(frames[at : at + size])
         if kind & FIN:
             receiver._final_size, receiver.is_finished = stop, True
@@ -223,3 +231,9 @@ class Intake:
         self._connection._events.append(
             events.StreamDataReceived(data=data, end_stream=end, stream_id=stream_id)
         )
+
+
+def _nearest(cut: int, expected: int) -> int:
+    """The packet number that ends in two bytes `cut` and is nearest to the one expected (RFC 9000, A.3)."""
+    number = expected + ((cut - expected + 0x7FFF) & 0xFFFF) - 0x7FFF
+    return number if number >= 0 else number + 0x10000

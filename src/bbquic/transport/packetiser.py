@@ -4,6 +4,7 @@ all of them in one call, straight into trains."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from struct import Struct
 
 from aioquic import tls
 from aioquic.quic.connection import QuicConnection
@@ -117,26 +118,21 @@ class _Flight:
         """Write bytes of a stream, of which none is acknowledged. Whether there is room for more."""
         sender = stream.sender
         stream_id = encode_varint(stream.stream_id or 0)
-        largest = self._connection._max_datagram_size - self._overhead - 1 - len(stream_id) - LENGTH
+        usual, last = bytes([STREAM]) + stream_id, bytes([STREAM | FIN]) + stream_id
+        largest = self._connection._max_datagram_size - self._overhead - len(usual) - LENGTH
         place, has_room = start, True
         with memoryview(sender._buffer) as buffer:
             while place < stop:
                 offset = encode_varint(place)
                 length = min(stop - place, largest - len(offset), LARGEST_FRAME)
-                size = self._overhead + 1 + len(stream_id) + len(offset) + LENGTH + length
+                size = self._overhead + len(usual) + len(offset) + LENGTH + length
                 if self.size + size > self._budget:
                     has_room = False
                     break
                 fin = place + length == sender._buffer_fin
-                head = b"%c%b%b%b" % (
-                    STREAM | fin,
-                    stream_id,
-                    offset,
-                    (0x4000 | length).to_bytes(LENGTH, "big"),
-                )
+                head = (last if fin else usual) + offset + (0x4000 | length).to_bytes(LENGTH, "big")
                 at = place - sender._buffer_start
-                with buffer[at : at + length] as piece:
-                    sent = self._seal(head + piece, size)
+                sent = self._seal(head + buffer[at : at + length], size)
                 sent.sender, sent.start, sent.stop, sent.fin = sender, place, place + length, fin
                 place += length
         self._account(stream, start, place)
@@ -180,18 +176,12 @@ class _Flight:
         """Each packet's header and the rest of it."""
         masks = self._mask(b"".join([body[2:18] for _, body in self._sealed]))
         first, peer_id = self._first, self._peer_id
+        pack = Struct(f"!B{len(peer_id)}sBB").pack
         parts: list[bytes] = []
         place = 0
         for short, body in self._sealed:
-            parts.append(
-                b"%c%b%c%c"
-                % (
-                    first ^ (masks[place] & 0x1F),
-                    peer_id,
-                    short[0] ^ masks[place + 1],
-                    short[1] ^ masks[place + 2],
-                )
-            )
+            protected = first ^ (masks[place] & 0x1F)
+            parts.append(pack(protected, peer_id, short[0] ^ masks[place + 1], short[1] ^ masks[place + 2]))
             parts.append(body)
             place += 16
         return parts

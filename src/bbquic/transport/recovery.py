@@ -54,19 +54,14 @@ class SentFrames:
         packet_number: int,
         sent_time: float,
         sent_bytes: int,
-        sender: QuicStreamSender | None = None,
-        start: int = 0,
-        stop: int = 0,
-        fin: bool = False,
     ) -> None:
+        """A DATAGRAM frame's; who writes a STREAM frame sets the rest."""
         self.packet_number = packet_number
         self.sent_time = sent_time
         self.sent_bytes = sent_bytes
-        self.sender = sender
-        self.start = start
-        self.stop = stop
-        self.fin = fin
-        self.is_first = False
+        self.sender: QuicStreamSender | None = None
+        self.start = self.stop = 0
+        self.fin = self.is_first = False
 
     @property
     def delivery_handlers(self) -> tuple[tuple[Any, tuple[int, int, bool]], ...]:

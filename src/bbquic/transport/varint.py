@@ -6,13 +6,15 @@ from __future__ import annotations
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
     """The integer at `place`, and where the next byte is.
 
-    Where `data` ends inside the integer, the second figure is beyond the end of `data`, and the first means
-    nothing: whoever reads on checks the one before using the other. Raises: IndexError at the very end.
+    Where `data` ends inside the integer, IndexError is raised or the second figure is beyond the end of
+    `data`, and the first means nothing: whoever reads on checks the one before using the other.
     """
     first = data[place]
-    length = 1 << (first >> 6)
-    if length == 1:
+    if first < 0x40:
         return first, place + 1
+    if first < 0x80:
+        return (first & 0x3F) << 8 | data[place + 1], place + 2
+    length = 4 if first < 0xC0 else 8
     value = int.from_bytes(data[place : place + length], "big")
     return value & ((1 << (8 * length - 2)) - 1), place + length
 
