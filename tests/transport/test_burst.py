@@ -89,11 +89,10 @@ def test_jitter_shorter_than_the_head_cancels_over_a_few_bursts(rate: float, sha
     assert abs(median(estimate[0] for estimate in estimates if estimate) / rate - 1) < 0.05
 
 
-@given(rate=RATES, seed=st.integers(0, 1 << 30))
-@settings(max_examples=50)
-def test_a_thin_flow_beside_ours_is_not_taken_for_the_rate(rate: float, seed: int) -> None:
-    estimates = sorted(link_rate(train(rate, cross=0.03, seed=seed + i)) or (0.0, 0.0) for i in range(25))
-    assert abs(estimates[len(estimates) // 2][0] / rate - 1) < 0.05
+@pytest.mark.parametrize("rate", [20 * MBIT, 125 * MBIT, 250 * MBIT])
+def test_a_thin_flow_beside_ours_is_not_taken_for_the_rate(rate: float) -> None:
+    estimates = [link_rate(train(rate, cross=0.03, seed=seed)) for seed in range(200)]
+    assert abs(median(estimate[0] for estimate in estimates if estimate) / rate - 1) < 0.05
 
 
 @given(rate=RATES, run=st.integers(2, 3))

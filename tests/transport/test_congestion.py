@@ -9,6 +9,7 @@ from simulated_path import MBIT, PACKET, Flow, Path, Simulation, make_flow
 
 from bbquic.transport.congestion import Phase, RateController
 from bbquic.transport.report import MOST_RATE, RateReport
+from bbquic.transport.transfer import Transfer
 from bbquic.units import BytesPerSecond, Seconds
 
 SMALL, LARGE, BULK = 40_000, 400_000, 20_000_000
@@ -185,12 +186,22 @@ def test_a_long_transfer_follows_a_step_down_within_a_few_round_trips() -> None:
     assert flow.delivered - delivered >= 0.8 * 2.0 * 20 * MBIT
 
 
+def test_a_step_down_that_loses_nothing_is_followed_too() -> None:
+    flow = make_flow(125, 0.05, limit=10.0)
+    flow.write(5 * BULK)
+    flow.rest(2.0)
+    flow.forth.set_rate(20 * MBIT)
+    flow.rest(2.0)  # a round trip through the queue is 0.7 s
+    assert flow.forth.backlog / flow.forth.rate < 0.1
+    assert flow.forth.dropped == 0
+
+
 def test_a_long_transfer_follows_a_step_up() -> None:
     flow = make_flow(20, 0.05)
     flow.write(3 * BULK)
     flow.rest(2.0)
     flow.forth.set_rate(125 * MBIT)
-    flow.rest(3.0)
+    flow.rest(1.5)
     delivered = flow.delivered
     flow.rest(1.0)
     assert flow.delivered - delivered >= 0.8 * 125 * MBIT
@@ -214,6 +225,18 @@ def test_messages_back_off_under_persistent_loss_too() -> None:
     flow = make_flow(20, 0.05, loss=0.12)
     times(flow, LARGE, 20)
     assert control_of(flow).statistics().share < 0.7
+
+
+def test_after_a_cut_nobody_looks_for_more_for_two_cycles() -> None:
+    transfer = Transfer()
+    transfer.begin(0.0, 2_500_000.0, is_rough=False)
+    transfer.cut(0.9, 0.0)
+    gains = []
+    for step in range(1, 24):
+        transfer.advance(step / 16, 0, 1 / 16)
+        gains.append(transfer.gain)
+    assert gains.index(max(gains)) == 6 + 2 * 6
+    assert max(gains) == 1.25
 
 
 # Others on the same bottleneck.
@@ -293,7 +316,8 @@ def test_a_report_of_nothing_at_all_does_not_stop_a_transfer() -> None:
 def test_an_old_report_is_ignored() -> None:
     control = RateController(max_datagram_size=PACKET)
     control.on_report(RateReport(burst=7, rate=1_000_000, packets=28, spread=0), 1.0)
-    control.on_report(RateReport(burst=6, rate=9_000_000, packets=28, spread=0), 1.1)
+    for _ in range(3):
+        control.on_report(RateReport(burst=6, rate=9_000_000, packets=28, spread=0), 1.1)
     assert control.link.rate == 1_000_000
 
 
