@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +22,11 @@ from bbquic.transport.identity import Peer, load_identity
 from bbquic.transport.message import Kind, Message
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.threaded import open_endpoint
+from bbquic.units import Bytes
 
 DATAGRAM = 1452  # bytes of UDP payload: what an Ethernet path carries under IPv6
 WINDOW = 64 << 20  # flow control must never be what is measured
+OPTIONS = EndpointOptions(loopback_datagram_size=Bytes(DATAGRAM))
 
 
 class Receiver(Protocol):
@@ -77,7 +80,8 @@ class OurReceiver:
     @classmethod
     async def open(cls, setup: dict[str, Any]) -> OurReceiver:
         identity = load_identity(Path(setup["keys"]) / "receiver.key")
-        return cls(await open_endpoint(identity, _peers(setup), Role.NODE, host=setup["host"]))
+        peers, host = _peers(setup), setup["host"]
+        return cls(await open_endpoint(identity, peers, Role.NODE, host=host, options=OPTIONS))
 
     async def _accept(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -106,7 +110,7 @@ class OurSender:
         identity = load_identity(Path(setup["keys"]) / "sender.key")
         peers = _peers(setup)
         links = Path(setup["links"]) if setup.get("links") else None
-        options = EndpointOptions(links=links)
+        options = replace(OPTIONS, links=links)
         endpoint = await open_endpoint(identity, peers, Role.COMMAND, host="", options=options)
         return cls(endpoint, await endpoint.connect(peers["receiver"]))
 
