@@ -18,13 +18,13 @@ from bbquic.transport.quic import PinnedConnection
 from bbquic.transport.varint import encode_varint
 from bbquic.units import Bytes
 
-WINDOW = 16 * KIB
+WINDOW, STREAM_WINDOW = 16 * KIB, 5 * KIB
 OPTIONS = EndpointOptions(receive_window=Bytes(WINDOW), inbox_messages=4)
 KNOWN = 3000  # bytes the server has of streams 2 and 6 already
 
 stream_ids = st.sampled_from([0, 1, 2, 3, 6, 10, 14, 18, 62, 2**20 + 2, 2**61])
 offsets = st.sampled_from(
-    [0, 1, KNOWN - 1, KNOWN, KNOWN + 1, KNOWN + 500, WINDOW - 10, WINDOW, 2**40, 2**62 - 1]
+    [0, 1, KNOWN - 1, KNOWN, KNOWN + 1, KNOWN + 500, STREAM_WINDOW - 100, WINDOW - 10, 2**40, 2**62 - 1]
 )
 lengths = st.sampled_from([0, 1, 2, 500, 1000])
 
@@ -44,7 +44,8 @@ def stream_frames(draw: st.DrawFn) -> bytes:
 @st.composite
 def next_pieces(draw: st.DrawFn) -> bytes:
     """What the fast path takes: a piece of a known stream that may be the next."""
-    at, length, fin = KNOWN + draw(st.sampled_from([0, 100, 200])), 100, draw(st.booleans())
+    length = draw(st.sampled_from([100, 100, 1000]))
+    at, fin = KNOWN + draw(st.sampled_from([0, 100, 200, 1000, 2000])), draw(st.booleans())
     stream_id = draw(st.sampled_from([2, 6]))
     return bytes([0x0E | fin, stream_id]) + encode_varint(at) + encode_varint(length) + bytes(length)
 
@@ -87,6 +88,7 @@ def damaged_packets(draw: st.DrawFn) -> bytes:
 
 def outcome(kind: Kind, batches: list[list[bytes]], **aioquic: Any) -> object:
     """All that can be told of a server that got these packets."""
+    aioquic = {"max_stream_data": STREAM_WINDOW} | aioquic
     simulation = Simulation(PinnedConnection, kind, options=OPTIONS, **aioquic)
     client, server = simulation.ends
     server.reads = False

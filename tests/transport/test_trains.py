@@ -16,6 +16,7 @@ from bbquic.transport.varint import encode_varint, read_varint
 
 DATAGRAM = 1200
 RATE = 2_500_000.0  # bytes/s
+HERE, THERE = ("192.0.2.1", 1), ("192.0.2.2", 2)
 
 
 @given(
@@ -23,7 +24,7 @@ RATE = 2_500_000.0  # bytes/s
     st.integers(1, MOST_BYTES),
 )
 def test_trains_are_the_datagrams_cut_as_a_kernel_can(datagrams: list[bytes], limit: int) -> None:
-    trains = couple([part for data in datagrams for part in (data[:3], data[3:])], limit)
+    trains = couple([part for data in datagrams for part in (data[:3], data[3:])], HERE, limit)
     assert [data for train in trains for data in train.datagrams()] == datagrams
     for train in trains:
         count = len(train.datagrams())
@@ -32,9 +33,15 @@ def test_trains_are_the_datagrams_cut_as_a_kernel_can(datagrams: list[bytes], li
 
 
 def test_equal_datagrams_with_a_shorter_one_at_the_end_are_one_train() -> None:
-    assert len(couple_whole([bytes(1200), bytes(1200), bytes(7)])) == 1
-    assert len(couple_whole([bytes(1200), bytes(7), bytes(1200)])) == 2
-    assert len(couple_whole([bytes(1199), bytes(1200)])) == 2
+    for sizes, count in (((1200, 1200, 7), 1), ((1200, 7, 1200), 2), ((1199, 1200), 2)):
+        assert len(couple_whole([(bytes(size), HERE) for size in sizes])) == count
+
+
+def test_a_train_has_one_address() -> None:
+    datagrams = [(b"a", HERE), (b"b", HERE), (b"c", THERE), (b"d", HERE)]
+    trains = couple_whole(datagrams)
+    assert [(data, train.address) for train in trains for data in train.datagrams()] == datagrams
+    assert len(trains) == 3
 
 
 @given(st.integers(0, 2**62 - 1))
@@ -102,6 +109,16 @@ def test_a_controller_may_let_the_start_of_a_burst_go_unpaced() -> None:
     paced.consume(paced.allowance(1.0))
     controller.bytes_in_flight = 0
     assert paced.allowance(1.0) == 32 * DATAGRAM
+
+
+def test_a_controllers_rate_counts_from_when_it_names_it() -> None:
+    controller = create_congestion_control("reno", max_datagram_size=DATAGRAM)
+    controller.bytes_in_flight = 1
+    fresh = Pacer(controller, DATAGRAM)
+    controller.pacing_rate = RATE  # type: ignore[attr-defined]  # remembered, say: no round trip is known
+    assert fresh.allowance(1.0) <= RATE * CATCH_UP
+    controller.pacing_rate = 2 * RATE  # type: ignore[attr-defined]
+    assert RATE * CATCH_UP < fresh.allowance(2.0) <= 2 * RATE * CATCH_UP
 
 
 def test_a_controller_without_a_rate_is_paced_by_its_window() -> None:

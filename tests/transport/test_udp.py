@@ -87,8 +87,8 @@ def test_trains_arrive_as_the_datagrams_they_consist_of(sending: Open, receiving
     sent = [bytes([place]) * size for place, size in enumerate([1200, 1200, 1200, 5, 30, 16_000, 1200])]
 
     async def body(here: Port, there: Port) -> None:
-        for train in couple_whole(sent):
-            here.socket.send(train, there.address)
+        for train in couple_whole([(data, there.address) for data in sent]):
+            here.socket.send(train)
         await there.wait_datagrams(len(sent))
         assert there.datagrams == sent
         assert {arrival.address for arrival in there.arrivals} == {here.address}
@@ -124,13 +124,14 @@ def test_the_kernel_tells_when_datagrams_came() -> None:
 def test_a_kernel_that_does_not_cut_a_train_gets_it_singly_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    too_many = Train(bytes(260), 2)  # more segments than any kernel takes: EINVAL, as from a poor device
 
     async def body(here: Port, there: Port) -> None:
+        # More segments than any kernel takes: EINVAL, as from a device that cannot cut.
+        too_many = Train(bytes(260), 2, there.address)
         assert here.socket.segments_out
         with caplog.at_level(logging.INFO, "bbquic.transport"):
             for turn in (1, 2):
-                here.socket.send(too_many, there.address)
+                here.socket.send(too_many)
                 await there.wait_datagrams(turn * 130)
         assert not here.socket.segments_out
         assert there.datagrams == [bytes(2)] * 260
@@ -142,7 +143,6 @@ def test_a_kernel_that_does_not_cut_a_train_gets_it_singly_and_says_so_once(
 @on_linux
 def test_what_a_full_kernel_does_not_take_goes_later_in_order(tmp_path: Path) -> None:
     # Datagrams over a Unix socket: there, the kernel says that it is full, where over loopback it drops.
-    trains = [Train(bytes([number]) * (3000 if number % 2 else 900), 1000) for number in range(250)]
 
     async def main() -> None:
         here, there = (
@@ -151,8 +151,12 @@ def test_what_a_full_kernel_does_not_take_goes_later_in_order(tmp_path: Path) ->
         )
         for port in (here, there):
             await open_batched(port)
+        trains = [
+            Train(bytes([number]) * (3000 if number % 2 else 900), 1000, there.address)
+            for number in range(250)
+        ]
         for train in trains:
-            here.socket.send(train, there.address)
+            here.socket.send(train)
         sending = here.socket
         assert isinstance(sending, BatchedSocket)
         assert sending._backlog
@@ -167,8 +171,8 @@ def test_what_a_full_kernel_does_not_take_goes_later_in_order(tmp_path: Path) ->
 @pytest.mark.parametrize("opening", kinds)
 def test_an_address_without_a_route_loses_its_datagrams_and_nothing_else(opening: Open) -> None:
     async def body(here: Port, there: Port) -> None:
-        here.socket.send(Train(b"lost", 4), ("127.0.0.1", 0))
-        here.socket.send(Train(b"arrives", 7), there.address)
+        here.socket.send(Train(b"lost", 4, ("127.0.0.1", 0)))
+        here.socket.send(Train(b"arrives", 7, there.address))
         await there.wait_datagrams(1)
         assert there.datagrams == [b"arrives"]
 

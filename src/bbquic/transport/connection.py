@@ -51,7 +51,7 @@ class Host(Protocol):
     hello: Hello
     links: LinkMemory | None
 
-    def send_train(self, train: Train, address: Any) -> None: ...
+    def send_train(self, train: Train) -> None: ...
 
     def find_peer(self, fingerprint: Fingerprint) -> Peer | None: ...
 
@@ -219,7 +219,9 @@ class QuicChannel:
 
     def flush(self) -> None:
         """Handle what came, write what may go, send it."""
-        self._flush_handle = None
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
         event = self._quic.next_event()
         while event is not None:
             self._handle(event)
@@ -392,7 +394,7 @@ class QuicChannel:
 
     def _transmit(self) -> None:
         for train in self._quic.trains_to_send(now=self._loop.time()):
-            self._host.send_train(train, self._quic.get_peer_address())
+            self._host.send_train(train)
         timer_at = self._quic.get_timer()
         if timer_at == self._timer_at:
             return

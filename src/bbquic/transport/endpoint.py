@@ -123,9 +123,9 @@ class QuicEndpoint:
 
     # What a connection asks of its host.
 
-    def send_train(self, train: Train, address: Any) -> None:
+    def send_train(self, train: Train) -> None:
         if self._socket is not None:
-            self._socket.send(train, address)
+            self._socket.send(train)
 
     def find_peer(self, fingerprint: Fingerprint) -> Peer | None:
         return self._by_key.get(fingerprint)
@@ -186,7 +186,7 @@ class QuicEndpoint:
 
     def _reply(self, data: bytes, address: Any) -> None:
         """Answer a datagram that belongs to no connection."""
-        self.send_train(Train(data, len(data)), address)
+        self.send_train(Train(data, len(data), address))
 
     def _open_socket(self) -> socket.socket:
         if self._ended is not None:

@@ -181,7 +181,7 @@ class FastConnection(PinnedConnection):
         self._datagrams_pending = deque()
         self._recovery.pacer.is_open = True
         try:
-            return couple_whole([data for data, _ in self.datagrams_to_send(now)])
+            return couple_whole(self.datagrams_to_send(now))
         finally:
             self._recovery.pacer.is_open = False
             self._streams_queue, self._datagrams_pending = queue, waiting

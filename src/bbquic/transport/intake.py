@@ -181,14 +181,8 @@ class Intake:
         if stream is None or size <= 0 or at + size > len(frames) or stop > stream.max_stream_data_local:
             return place
         receiver = stream.receiver
-        if (
-            offset != receiver._buffer_start
-            or receiver._buffer
-            or receiver._final_size is not None
-            or receiver.is_finished
-            or (kind & FIN and stop < receiver.highest_offset)
-        ):
-            return place
+        if offset != receiver._buffer_start or receiver._buffer or receiver.is_finished:
+            return place  # in the buffer is all that came too early, the end of the stream included
         fresh = stop - receiver.highest_offset
         if fresh > 0:
             limit = connection._local_max_data

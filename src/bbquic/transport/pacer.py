@@ -46,6 +46,9 @@ class Pacer:
 
     def allowance(self, now: float) -> int:
         """Bytes that may leave now."""
+        named: float | None = getattr(self._controller, "pacing_rate", None)
+        if named is not None:
+            self.rate = named  # it may know one before the first round trip, and change it between ACKs
         if self.rate is None:
             return 1 << 30
         capacity = max(self.quantum, int(self.rate * CATCH_UP))

@@ -59,7 +59,8 @@ class Packetiser:
         if not connection._ack_eliciting_sent_since_receipt:
             connection._close_at = now + connection._idle_timeout()  # RFC 9000, 10.1
             connection._ack_eliciting_sent_since_receipt = True
-        return couple(flight.protected(), recovery.pacer.quantum if recovery.pacer.rate else MOST_BYTES)
+        limit = recovery.pacer.quantum if recovery.pacer.rate else MOST_BYTES
+        return couple(flight.protected(), connection._network_paths[0].addr, limit)
 
 
 class _Flight:

@@ -150,8 +150,8 @@ class PinnedConnection(QuicConnection):
             self.receive_datagram(data, address, now)
 
     def trains_to_send(self, now: float) -> list[Train]:
-        """What is to leave now, to `get_peer_address()`."""
-        return couple_whole([data for data, _ in self.datagrams_to_send(now)])
+        """What is to leave now."""
+        return couple_whole(self.datagrams_to_send(now))
 
     def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
         """Take a datagram. Whatever is in it, the worst that follows is that this connection closes."""

@@ -71,7 +71,11 @@ class _TransportThread:
 
     async def start(self) -> QuicEndpoint:
         self._thread.start()
-        return await asyncio.wrap_future(self._opened)
+        try:
+            return await asyncio.wrap_future(self._opened)
+        except Exception:
+            await asyncio.to_thread(self._thread.join)
+            raise
 
     async def ask(self, question: Coroutine[Any, Any, T]) -> T:
         """Have a coroutine run over there. Cancelled, it is cancelled there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 MOST_SEGMENTS = 64  # datagrams a train; Linux before 6.9 takes no more at once
@@ -14,6 +15,7 @@ class Train(NamedTuple):
 
     data: bytes
     segment: int
+    address: Any
 
     def datagrams(self) -> list[bytes]:
         return cut(self.data, self.segment)
@@ -38,7 +40,7 @@ def cut(data: bytes, segment: int) -> list[bytes]:
     return [data[start : start + segment] for start in range(0, len(data), segment)]
 
 
-def couple(parts: Sequence[bytes], limit: int = MOST_BYTES) -> list[Train]:
+def couple(parts: Sequence[bytes], address: Any, limit: int = MOST_BYTES) -> list[Train]:
     """Trains of datagrams given as two parts each (header, rest, header, rest ...), their order kept.
 
     No train has over `limit` bytes, unless it is a single datagram.
@@ -58,10 +60,14 @@ def couple(parts: Sequence[bytes], limit: int = MOST_BYTES) -> list[Train]:
             place += 2
             if size < segment:
                 break  # only the last may be shorter
-        trains.append(Train(b"".join(parts[start:place]), segment))
+        trains.append(Train(b"".join(parts[start:place]), segment, address))
     return trains
 
 
-def couple_whole(datagrams: Sequence[bytes]) -> list[Train]:
-    """Trains of datagrams that are in one piece."""
-    return couple([part for data in datagrams for part in (data, b"")])
+def couple_whole(datagrams: Sequence[tuple[bytes, Any]]) -> list[Train]:
+    """Trains of datagrams in one piece each, given with their addresses; their order is kept."""
+    return [
+        train
+        for address, group in groupby(datagrams, key=lambda datagram: datagram[1])
+        for train in couple([part for data, _ in group for part in (data, b"")], address)
+    ]

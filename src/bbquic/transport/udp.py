@@ -32,7 +32,7 @@ class UdpSocket(Protocol):
     segments_out: bool
     segments_in: bool
 
-    def send(self, train: Train, address: Any) -> None: ...
+    def send(self, train: Train) -> None: ...
 
     def close(self) -> None:
         """Stop. What the kernel has not taken is lost."""

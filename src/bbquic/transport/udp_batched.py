@@ -35,7 +35,7 @@ class BatchedSocket:
         """Raises: NotImplementedError when the loop watches no sockets."""
         self._sock = sock
         self._on_batch = on_batch
-        self._backlog: deque[tuple[Train, Any]] = deque()
+        self._backlog: deque[Train] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._read)
         self.segments_out = _knows(sock, UDP_SEGMENT)
@@ -43,9 +43,9 @@ class BatchedSocket:
         _switch_on(sock, socket.SOL_SOCKET, SO_TIMESTAMPNS)
         self._room = socket.CMSG_SPACE(GRO_SIZE.size) + socket.CMSG_SPACE(TIMESPEC.size)
 
-    def send(self, train: Train, address: Any) -> None:
-        if self._backlog or not self._try(train, address):
-            self._keep(train, address)
+    def send(self, train: Train) -> None:
+        if self._backlog or not self._try(train):
+            self._keep(train)
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
@@ -53,48 +53,48 @@ class BatchedSocket:
             self._loop.remove_writer(self._sock)
             self._sock.close()
 
-    def _try(self, train: Train, address: Any) -> bool:
+    def _try(self, train: Train) -> bool:
         """Send; whether the kernel had room. What it refuses for good is lost, as on any network."""
         is_single = train.segment >= len(train.data)
         if not is_single and not self.segments_out:
-            return self._try_singly(train, address)
+            return self._try_singly(train)
         control = [] if is_single else [(SOL_UDP, UDP_SEGMENT, SEGMENT_SIZE.pack(train.segment))]
         try:
-            self._sock.sendmsg((train.data,), control, 0, address)
+            self._sock.sendmsg((train.data,), control, 0, train.address)
         except OSError as error:
             if error.errno in FULL:
                 return False
             if not is_single and error.errno in NO_SEGMENTATION:
                 self.segments_out = False
                 log.info("this system cannot cut UDP datagrams here (%s); sending singly", error.strerror)
-                return self._try_singly(train, address)
+                return self._try_singly(train)
             # else no route just now, or a firewall's no: QUIC's timers judge it
         return True
 
-    def _try_singly(self, train: Train, address: Any) -> bool:
+    def _try_singly(self, train: Train) -> bool:
         datagrams = train.datagrams()
         for place, data in enumerate(datagrams):
             try:
-                self._sock.sendto(data, address)
+                self._sock.sendto(data, train.address)
             except OSError as error:
                 if error.errno in FULL:
-                    rest = [(Train(one, len(one)), address) for one in reversed(datagrams[place:])]
-                    self._backlog.extendleft(rest)
+                    rest = [Train(one, len(one), train.address) for one in datagrams[place:]]
+                    self._backlog.extendleft(reversed(rest))
                     self._loop.add_writer(self._sock, self._write)
                     break
         return True  # or kept
 
-    def _keep(self, train: Train, address: Any) -> None:
+    def _keep(self, train: Train) -> None:
         if not self._backlog:
             self._loop.add_writer(self._sock, self._write)
         if len(self._backlog) < BACKLOG:
-            self._backlog.append((train, address))
+            self._backlog.append(train)
 
     def _write(self) -> None:
         while self._backlog:
-            train, address = self._backlog.popleft()
-            if not self._try(train, address):
-                self._backlog.appendleft((train, address))
+            train = self._backlog.popleft()
+            if not self._try(train):
+                self._backlog.appendleft(train)
                 return
         self._loop.remove_writer(self._sock)
 

@@ -32,11 +32,11 @@ class PlainSocket(asyncio.DatagramProtocol):
         _, plain = await loop.create_datagram_endpoint(lambda: cls(on_batch), sock=sock)
         return plain
 
-    def send(self, train: Train, address: Any) -> None:
+    def send(self, train: Train) -> None:
         if self._transport is None or self._transport.get_write_buffer_size() > BACKLOG:
             return
         for data in train.datagrams():
-            self._transport.sendto(data, address)
+            self._transport.sendto(data, train.address)
 
     def close(self) -> None:
         if self._transport is not None:
