@@ -8,7 +8,8 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_path import MBIT, Flow, make_flow
+from simulated_flow import Flow, make_flow
+from simulated_path import MBIT
 
 from bbquic.transport.link import LinkEstimate
 from bbquic.transport.probe import (
