@@ -126,6 +126,12 @@ def test_no_arrivals_break_the_watch(arrivals: list[Arrival]) -> None:
         assert 0 <= found.spread <= 1
 
 
+def test_a_head_that_comes_at_two_paces_is_not_called_a_rate() -> None:
+    gaps = [100_000] * 12 + [1_000_000] * 12
+    times = [10**18 + sum(gaps[:i]) for i in range(len(gaps) + 1)]
+    assert link_rate([(time, 1200) for time in times]) is None
+
+
 # Finding bursts.
 
 

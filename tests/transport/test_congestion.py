@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from simulated_path import MBIT, PACKET, Flow, Path, Simulation, make_flow
+from simulated_flow import Flow, make_flow
+from simulated_path import MBIT, PACKET, Path, Simulation
 
 from bbquic.transport.congestion import Phase, RateController
 from bbquic.transport.report import MOST_RATE, RateReport
@@ -83,6 +84,7 @@ def test_a_remembered_rate_that_is_six_times_too_high_costs_one_burst() -> None:
     flow = make_flow(20, 0.1)
     control_of(flow).remember(BytesPerSecond(125 * MBIT), Seconds(0.1), flow.simulation.now)
     flow.wait(flow.write(LARGE))
+    assert control_of(flow).statistics().share == 1.0  # what was lost says nothing about the new rate
     assert median(times(flow, LARGE, 5)) <= 1.1
 
 
@@ -133,7 +135,7 @@ def test_a_step_of_the_rate_up_is_followed() -> None:
 
 def test_jitter_that_hides_the_rate_still_leaves_messages_usable() -> None:
     assert median(times(make_flow(20, 0.05, jitter=0.01), LARGE, 30)) <= 1.2
-    assert median(times(make_flow(200, 0.04, jitter=0.0075), LARGE, 30)) <= 2.5
+    assert median(times(make_flow(200, 0.04, jitter=0.0075), LARGE, 30)) <= 1.2
 
 
 # Long transfers.

@@ -16,6 +16,7 @@ from bbquic.transport.delivery import DeliveryMeter, MaxFilter, RecentMin
 from bbquic.transport.identity import Fingerprint
 from bbquic.transport.link import LinkEstimate, LinkMeter, weighted_median
 from bbquic.transport.link_memory import MOST_FILE, MOST_LINKS, LinkMemory, default_path
+from bbquic.transport.loss import LEAST_PACKETS, LossWatch
 from bbquic.transport.message import Kind, Message
 from bbquic.transport.report import (
     LEAST_RATE,
@@ -183,6 +184,40 @@ def test_delivery_rate_is_bytes_over_the_longer_of_sending_and_arriving() -> Non
     samples = [meter.acked(0.1 + i * 0.02, i * 0.01, 1000) for i in range(10)]
     assert samples[-1] is not None
     assert samples[-1].rate == pytest.approx(10_000 / 0.28)  # all since the first was sent
+
+
+def test_acknowledgements_that_queued_up_do_not_raise_the_delivery_rate() -> None:
+    meter = DeliveryMeter()
+    for i in range(11):
+        meter.sent(i * 0.03, 1000 * i)
+    meter.acked(0.301, 0.0, 1000)
+    for i in range(11, 21):
+        meter.sent(i * 0.03, 10_000)
+    for i in range(1, 20):
+        meter.acked(0.601, i * 0.03, 1000)
+    last = meter.acked(0.602, 0.6, 1000)
+    assert last is not None
+    assert last.rate <= 1000 / 0.03 * 1.1
+
+
+@pytest.mark.parametrize(
+    ("lost", "has_queue", "verdict"),
+    [
+        (0, False, 1.0),
+        (15, False, 1.0),
+        (40, False, None),
+        (40, True, 0.9),
+        (60, False, 0.9),
+        (200, False, 0.8),
+    ],
+)
+def test_losses_are_congestion_from_a_twentieth_on(lost: int, has_queue: bool, verdict: float | None) -> None:
+    watch = LossWatch()
+    watch.judge(
+        NOW, LEAST_PACKETS, 0, 0.05, has_queue
+    )  # closes the window that began at the beginning of time
+    watch.judge(NOW + 0.02, 1000 - lost, 0, 0.05, has_queue)
+    assert watch.judge(NOW + 0.06, 0, lost, 0.05, has_queue) == verdict
 
 
 # The memory.

@@ -8,7 +8,8 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_path import MBIT, Flow, make_flow
+from simulated_flow import Flow, make_flow
+from simulated_path import MBIT
 
 from bbquic.transport.link import LinkEstimate
 from bbquic.transport.probe import (
@@ -114,6 +115,20 @@ def test_a_probe_whose_bursts_are_lost_ends_without_a_rate() -> None:
     assert (result.rate, result.is_settled) == (None, False)
     assert result.bytes_sent <= PROBE_BYTES
     assert now <= PROBE_TIME + PATIENCE
+
+
+def test_a_probe_whose_bursts_never_agree_stays_within_its_bytes() -> None:
+    probe = Probe(0.0)
+    now, number = 0.0, 0
+    while (result := probe.result(now)) is None:
+        now = max(probe.get_timer(), now + 0.001)
+        if probe.next_burst(now):
+            number += 1
+            rate = 1_000_000 * (1 + number % 5)
+            probe.on_report(RateReport(burst=number, rate=rate, packets=28, spread=80), now)
+    assert not result.is_settled
+    assert result.bytes_sent <= PROBE_BYTES
+    assert now < PROBE_TIME
 
 
 def test_a_burst_is_not_sent_into_the_one_before() -> None:

@@ -123,16 +123,12 @@ def _cluster(head: Sequence[Arrival]) -> list[Arrival]:
     near = (head[-1][0] - head[0][0]) // (8 * len(head))  # an eighth of the mean gap: not the bottleneck's
     clusters: list[Arrival] = []
     previous = 0
-    joined = False
     for time, size in head:
-        joined = bool(clusters) and time - previous <= near
-        if joined:
+        if clusters and time - previous <= near:
             clusters[-1] = (clusters[-1][0], clusters[-1][1] + size)
         else:
             clusters.append((time, size))
         previous = time
-    if joined:
-        clusters.pop()  # its rest may not be in the head
     return clusters
 
 
