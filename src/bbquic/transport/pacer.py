@@ -9,7 +9,7 @@ from __future__ import annotations
 from aioquic.quic.congestion.base import QuicCongestionControl
 
 QUANTUM = 0.001  # seconds of sending worth a wake-up; timers are no finer
-CATCH_UP = 0.004  # seconds that may be made up for; a loop that stalls does so for about that long
+CATCH_UP = 0.010  # seconds that may be made up for: a loop that shares its cores stalls for about that long
 SLOW_START_GAIN, GAIN = 2.0, 1.25  # times window / round trip, where no rate is named (RFC 9002, 7.7)
 SHORTEST_ROUND_TRIP = 1e-4  # seconds; below it the clock's grain, not the path, would set the rate
 
