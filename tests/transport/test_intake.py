@@ -12,13 +12,12 @@ from simulated import Kind, Simulation, seal
 from bbquic.transport.ending import CloseCode
 from bbquic.transport.fast import FastConnection
 from bbquic.transport.intake import ACK_EVERY, ONE_RTT
-from bbquic.transport.message import KIB
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.quic import PinnedConnection
 from bbquic.transport.varint import encode_varint
 from bbquic.units import Bytes
 
-WINDOW, STREAM_WINDOW = 8 * KIB, 5 * KIB
+WINDOW, STREAM_WINDOW = 11_000, 6500  # bytes; either can be the first that is reached
 OPTIONS = EndpointOptions(receive_window=Bytes(WINDOW), inbox_messages=4)
 KNOWN = 3000  # bytes the server has of streams 2 and 6 already
 
