@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aioquic.quic.packet import QuicErrorCode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Kind, Simulation, seal
@@ -92,7 +93,7 @@ def flows(draw: st.DrawFn) -> list[list[bytes]]:
     at = {2: KNOWN, 6: KNOWN}
     batches = []
     for _ in range(draw(st.integers(1, 3))):
-        batch = []
+        batch: list[bytes] = []
         for _ in range(draw(st.integers(1, 5))):
             stream_id = draw(st.sampled_from([2, 6]))
             length, skipped = draw(st.sampled_from([100, 700, 0])), draw(st.sampled_from([0, 0, 0, 100]))
@@ -107,7 +108,7 @@ def flows(draw: st.DrawFn) -> list[list[bytes]]:
     return batches
 
 
-def outcome(kind: Kind, batches: list[list[bytes]], **aioquic: Any) -> object:
+def outcome(kind: Kind, batches: list[list[bytes]], **aioquic: Any) -> tuple[Any, ...]:
     """All that can be told of a server that got these packets."""
     aioquic = {"max_stream_data": STREAM_WINDOW} | aioquic
     simulation = Simulation(PinnedConnection, kind, options=OPTIONS, **aioquic)
@@ -152,6 +153,16 @@ def test_streams_in_order_have_the_same_outcome_as_with_aioquic(batches: list[li
 def test_datagram_frames_have_the_same_outcome_where_they_are_allowed(frames: list[bytes]) -> None:
     allowed = {"max_datagram_frame_size": 6}
     assert outcome(FastConnection, [frames], **allowed) == outcome(PinnedConnection, [frames], **allowed)
+
+
+def test_a_stream_beyond_its_own_limit_ends_the_connection() -> None:
+    pieces = [
+        b"\x0e\x02" + encode_varint(at) + encode_varint(1000) + bytes(1000) for at in range(KNOWN, 7000, 1000)
+    ]
+    ended = outcome(FastConnection, [pieces])
+    assert ended == outcome(PinnedConnection, [pieces])
+    assert ended[0] == (QuicErrorCode.FLOW_CONTROL_ERROR, 0x0E)
+    assert outcome(FastConnection, [pieces[:-1]])[0] is None
 
 
 def test_a_packet_that_comes_twice_is_read_once() -> None:
