@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.common import append_result, median, print_bars, spread
 from bench.loopback import Bulk, Loopback
+from bench.wan import WanUnavailable
+from bench.wan.hosts import check_available
+from bench.wire import cells as wire_cells
+from bench.wire.cells import Wire
 
 STACKS = ("ours", "stock")
 
@@ -25,10 +29,13 @@ class Size:
     rounds: int
     ours: int
     stock: int
+    messages: int  # over links, counted, a cell and stack
+    bulks: int
+    only: tuple[str, ...] | None = None  # names of cells; None: all
 
 
-FULL = Size(rounds=7, ours=60, stock=12)
-QUICK = Size(rounds=1, ours=3, stock=1)
+FULL = Size(rounds=7, ours=60, stock=12, messages=20, bulks=3)
+QUICK = Size(rounds=1, ours=3, stock=1, messages=2, bulks=1, only=("loopback_bulk", "long_silence"))
 
 
 @dataclass
@@ -37,9 +44,6 @@ class Report:
 
     measured: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-
-
-Cell = Callable[[Report, Size], None]
 
 
 def loopback_bulk(report: Report, size: Size) -> None:
@@ -73,21 +77,37 @@ def _ratio(rounds: dict[str, list[Bulk]], figure: Callable[[Bulk], float]) -> fl
     return ours / stock
 
 
-CELLS: tuple[Cell, ...] = (loopback_bulk,)
+def over_links(report: Report, size: Size) -> None:
+    """The cells on emulated links; left out, and said so, where there can be none."""
+    try:
+        check_available()
+    except WanUnavailable as error:
+        print(f"no emulated links here: {error}")
+        return
+    wire = Wire(messages=size.messages, bulks=size.bulks)
+    for cell in wire_cells.CELLS:
+        if size.only is None or cell.__name__ in size.only:
+            cell(wire)
+    report.measured |= wire.measured
+    report.details |= wire.details
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.transport", description=__doc__)
     parser.add_argument("--rounds", type=int, help=f"counted rounds a side ({FULL.rounds})")
+    parser.add_argument("--only", help="cells by name, a,b: loopback_bulk, or those of bench.wire.cells")
     parser.add_argument("--quick", action="store_true", help="one small round: does it start?")
     parser.add_argument("--bars", action="store_true", help="check against bench/bars.toml; exit 1 if short")
     args = parser.parse_args(argv)
     size = QUICK if args.quick else FULL
     if args.rounds is not None:
-        size = Size(args.rounds, size.ours, size.stock)
+        size = replace(size, rounds=args.rounds)
+    if args.only is not None:
+        size = replace(size, only=tuple(args.only.split(",")))
     report = Report()
-    for cell in CELLS:
-        cell(report, size)
+    if size.only is None or loopback_bulk.__name__ in size.only:
+        loopback_bulk(report, size)
+    over_links(report, size)
     for name, value in report.measured.items():
         print(f"{name}: {value:.3g}")
     if not args.quick:

@@ -4,12 +4,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.fetch import fetch_model
 from bbquic.model.registry import user_cache
 from tiny_model import make_tiny_llama
+
+# One thread computes as fast as two here, and does not spin when the cores are taken by what is tested.
+torch.set_num_threads(1)
 
 # Machines that run tests are slow at times; speed is measured in bench/, never asserted here.
 settings.register_profile("bbquic", deadline=None)

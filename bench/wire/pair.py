@@ -14,6 +14,7 @@ from bbquic.transport.identity import new_identity
 from bench.wan import Wan
 
 DEADLINE_S = 300.0  # for everything that a pair does
+FLOOD_MESSAGE = 100_000  # bytes; one of another size ends a flood
 
 
 class Pair:
@@ -21,7 +22,7 @@ class Pair:
 
     def __init__(self, wan: Wan, stack: str) -> None:
         self._wan = wan
-        self._stack = stack
+        self.stack = stack
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="bbquic-wire-")
@@ -42,9 +43,13 @@ class Pair:
             process.close()
         self._folder.cleanup()
 
-    def connect(self) -> float:
-        """A new connection from a fresh endpoint; seconds until it could be used."""
-        self._order(self._sender, connect={"port": self._port})
+    def connect(self, *, remember: bool = False) -> float:
+        """A new connection from a fresh endpoint; seconds until it could be used.
+
+        With `remember`, our endpoint starts from what earlier connections of this pair noted, and notes too.
+        """
+        links = str(Path(self._folder.name) / "links.json") if remember else None
+        self._order(self._sender, connect={"port": self._port, "links": links})
         return float(self._hear(self._sender, "connected")["connected"])
 
     def send(self, size: int) -> float:
@@ -74,8 +79,23 @@ class Pair:
         self._order(self._sender, busy=on)
         self._hear(self._sender, "busy")
 
+    def flood(self, seconds: float) -> None:
+        """Begin to send without pause, for so long."""
+        self._order(self._sender, flood=seconds)
+
+    def flooded(self) -> int:
+        """Bytes of the flood that arrived before it ended, messages of `FLOOD_MESSAGE` whole."""
+        end = float(self._hear(self._sender, "flooded")["flooded"])
+        size = 0
+        while True:
+            got = self._hear(self._receiver, "got")
+            if got["at"] <= end:
+                size += int(got["size"])
+            if got["size"] != FLOOD_MESSAGE:
+                return size
+
     def _start(self, host: str, role: str) -> Any:
-        argv = [sys.executable, "-m", "bench.wire.worker", self._stack, role]
+        argv = [sys.executable, "-m", "bench.wire.worker", self.stack, role]
         return self._wan.run(host, argv, deadline_s=DEADLINE_S, stdin=-1, stdout=-1)
 
     @staticmethod

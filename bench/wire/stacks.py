@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,7 +109,9 @@ class OurSender:
     async def open(cls, setup: dict[str, Any]) -> OurSender:
         identity = load_identity(Path(setup["keys"]) / "sender.key")
         peers = _peers(setup)
-        endpoint = await open_endpoint(identity, peers, Role.COMMAND, host="", options=OPTIONS)
+        links = Path(setup["links"]) if setup.get("links") else None
+        options = replace(OPTIONS, links=links)
+        endpoint = await open_endpoint(identity, peers, Role.COMMAND, host="", options=options)
         return cls(endpoint, await endpoint.connect(peers["receiver"]))
 
     async def send(self, body: bytes) -> None:
@@ -118,7 +121,8 @@ class OurSender:
         await self._endpoint.close()
 
     def rate(self) -> float | None:
-        rate = getattr(self._channel.statistics(), "rate", None)
+        link = self._channel.statistics().link
+        rate = link.rate if link is not None else None
         return None if rate is None else float(rate)
 
 

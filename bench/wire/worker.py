@@ -1,9 +1,9 @@
 """One end of a timed link: `python -m bench.wire.worker STACK send|receive`, run inside a host of bench.wan.
 
 The driver (bench.wire.pair) talks to it in JSON lines. The receiver prints `{"listening": port}` and then,
-for each message, `{"got": number, "at": seconds, "size": bytes}`; the sender reads `{"send": size}` and prints
-`{"sent": number, "at": seconds}` before the first byte leaves. Both use CLOCK_MONOTONIC, which all hosts of
-a machine share, so the difference is the one-way time.
+for each message, `{"got": number, "at": seconds, "size": bytes}`; the sender reads `{"send": size}` and
+prints `{"sent": number, "at": seconds}` before the first byte leaves. Both use CLOCK_MONOTONIC, which all
+hosts of a machine share, so the difference is the one-way time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from bench.wire.pair import FLOOD_MESSAGE
 from bench.wire.stacks import Receiver, Sender, open_receiver, open_sender
 
 
@@ -59,12 +60,25 @@ async def send(stack: str, setup: dict[str, Any], orders: AsyncIterator[dict[str
             say(sent=number, at=time.monotonic())
             await sender.send(body)
             number += 1
+        elif "flood" in order:
+            assert sender is not None
+            say(flooded=await flood(sender, order["flood"]))
         elif "estimate" in order:
             assert sender is not None
             say(rate=sender.rate())
         elif "busy" in order:
             _Busy.switch(order["busy"])
             say(busy=order["busy"])
+
+
+async def flood(sender: Sender, seconds: float) -> float:
+    """Messages one after another, a few at a time on their way; when it ended. A short one comes last."""
+    end = time.monotonic() + seconds
+    body = os.urandom(FLOOD_MESSAGE)
+    while time.monotonic() < end:
+        await sender.send(body)
+    await sender.send(b"end")
+    return end
 
 
 class _Busy:

@@ -31,6 +31,8 @@ from bbquic.runtime.record import Defaults
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Identity, Peer
+from bbquic.transport.link_memory import default_path
+from bbquic.transport.options import EndpointOptions
 from bbquic.transport.threaded import open_endpoint
 from bbquic.units import Bytes
 
@@ -197,7 +199,8 @@ async def _endpoint(
         nodes = tuple(_node(name, known) for name in names)
         if not nodes:
             raise ConfigError(f"{cluster.peers} has no peer with an address to run on")
-        async with _opened(identity, known, "") as endpoint:
+        links = default_path(os.environ, Path.home())
+        async with _opened(identity, known, "", links) as endpoint:
             yield endpoint, nodes
         return
     print_note(
@@ -214,9 +217,12 @@ async def _endpoint(
 
 
 @asynccontextmanager
-async def _opened(identity: Identity, peers: Mapping[str, Peer], host: str) -> AsyncIterator[Endpoint]:
-    """An endpoint on any free port: a command is never dialled."""
-    endpoint = await open_endpoint(identity, peers, Role.COMMAND, host=host, port=0)
+async def _opened(
+    identity: Identity, peers: Mapping[str, Peer], host: str, links: Path | None = None
+) -> AsyncIterator[Endpoint]:
+    """An endpoint on any free port: a command is never dialled. `links` is where rates are remembered."""
+    options = EndpointOptions(links=links)
+    endpoint = await open_endpoint(identity, peers, Role.COMMAND, host=host, port=0, options=options)
     try:
         yield endpoint
     finally:

@@ -20,6 +20,8 @@ from bbquic.errors import ConfigError
 from bbquic.model.registry import user_cache
 from bbquic.transport.channel import Role
 from bbquic.transport.identity import Identity, Peer
+from bbquic.transport.link_memory import default_path
+from bbquic.transport.options import EndpointOptions
 from bbquic.transport.threaded import open_endpoint
 
 if TYPE_CHECKING:
@@ -116,7 +118,11 @@ async def _serve(
 ) -> None:
     from bbquic.runtime.node import Node
 
-    endpoint = await open_endpoint(identity, cluster, Role.NODE, host=bind[0], port=bind[1], sock=sock)
+    # nodes of one command have keys that are thrown away, and no link worth remembering
+    options = EndpointOptions(links=None if sock else default_path(os.environ, Path.home()))
+    endpoint = await open_endpoint(
+        identity, cluster, Role.NODE, host=bind[0], port=bind[1], sock=sock, options=options
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,7 +7,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from bbquic.transport.identity import Peer
+from bbquic.transport.link import LinkEstimate
 from bbquic.transport.message import Message
+from bbquic.transport.probe import ProbeResult
 from bbquic.units import Bytes, Seconds
 
 
@@ -29,6 +31,7 @@ class ChannelStatistics:
     unacknowledged: Bytes
     rtt: Seconds | None
     min_rtt: Seconds | None
+    link: LinkEstimate | None = None  # what is known of the link to the peer
 
 
 class Channel(Protocol):
@@ -59,6 +62,12 @@ class Channel(Protocol):
     async def wait_closed(self) -> None: ...
 
     def statistics(self) -> ChannelStatistics: ...
+
+    async def probe(self) -> ProbeResult:
+        """Measure the link to the peer by a few bursts, 1 MB and 3.5 s at most; statistics then know it too.
+
+        For a link that carries nothing else meanwhile. Raises: ConnectionLost.
+        """
 
 
 class Endpoint(Protocol):

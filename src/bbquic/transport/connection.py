@@ -28,14 +28,17 @@ from bbquic.transport.ending import (
     wrong_key,
 )
 from bbquic.transport.identity import Fingerprint, Peer
+from bbquic.transport.link_memory import LinkMemory
 from bbquic.transport.mailbox import Mailbox
 from bbquic.transport.message import Kind, Message, MessageDecoder
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.outbox import Outbox, Posting
+from bbquic.transport.probe import ProbeResult
 from bbquic.transport.quic import PinnedConnection
+from bbquic.transport.sense import LinkSense, probe_message
 from bbquic.transport.session import Hello, Session
 from bbquic.transport.trains import Stamp, Train
-from bbquic.units import Bytes
+from bbquic.units import Bytes, Seconds
 
 log = logging.getLogger("bbquic.transport")
 
@@ -46,6 +49,7 @@ class Host(Protocol):
     name: str
     options: EndpointOptions
     hello: Hello
+    links: LinkMemory | None
 
     def send_train(self, train: Train) -> None: ...
 
@@ -91,6 +95,8 @@ class QuicChannel:
         self._mailbox: Mailbox[Message] = Mailbox()
         self._inbox: Inbox = self._mailbox
         self._outbox = Outbox(host.options, quic, self._flush_soon)
+        self._sense = LinkSense(quic, host.links)
+        quic.observe_arrival = self._sense.observe
         self._ending: Ending | None = None
         self._is_established = False
         self._settled = asyncio.Event()  # established, or ended
@@ -156,7 +162,17 @@ class QuicChannel:
             unacknowledged=Bytes(self._quic.unacknowledged_bytes()),
             rtt=round_trip[0] if round_trip else None,
             min_rtt=round_trip[1] if round_trip else None,
+            link=self._sense.estimate(self._loop.time()),
         )
+
+    async def probe(self) -> ProbeResult:
+        probe = self._sense.begin_probe(self._loop.time())
+        while (result := probe.result(self._loop.time())) is None:
+            size = probe.next_burst(self._loop.time())
+            if size:
+                await self.send(probe_message(size))
+            await self._sense.wait_report(Seconds(max(0.0, probe.get_timer() - self._loop.time())))
+        return result
 
     # The halves of `send` and `receive`, for who waits elsewhere.
 
@@ -215,6 +231,9 @@ class QuicChannel:
             self._note(closing)
         self._settle()
         if self._ending is None:
+            if self._session is not None:
+                for report in self._sense.reports():
+                    self._outbox.post(report)
             self._outbox.pump()
         self._transmit()
 
@@ -258,6 +277,7 @@ class QuicChannel:
         peer = self._peer or self._host.find_peer(self._quic.fingerprint)
         assert peer is not None
         self._peer, self._who = peer, peer.name
+        self._sense.recall(peer, self._quic.fingerprint, self._loop.time())
         self._session = Session(self._host.hello, name=self._host.name, peer=peer.name)
         self._hello_posting = self._outbox.post(self._session.hello())
 
@@ -276,13 +296,22 @@ class QuicChannel:
                 if message.kind is Kind.HELLO:
                     self._quic.release(message.size)
                 for ready in self._session.receive_untrusted(message):
-                    self._received += 1
-                    self._bytes_received += ready.size
-                    self._inbox.put_nowait(ready)
+                    self._take_untrusted(ready)
         except RemoteProtocolError as error:
             self._close(bad_message(self._who, error), CloseCode.BAD_MESSAGE, str(error))
         except PeerRefused as error:
             self._close(Ending(PeerRefused, str(error), error.hint), CloseCode.REFUSED, str(error))
+
+    def _take_untrusted(self, message: Message) -> None:
+        """A whole message: the channel's own business, or its user's."""
+        if message.kind is Kind.RATE:
+            self._sense.take_report_untrusted(message, self._loop.time())
+        if message.kind in (Kind.RATE, Kind.PROBE):
+            self.release(message.size)
+            return
+        self._received += 1
+        self._bytes_received += message.size
+        self._inbox.put_nowait(message)
 
     def _settle(self) -> None:
         """Notice that both hellos are known to both."""
@@ -332,6 +361,8 @@ class QuicChannel:
     def _end(self, ending: Ending, *, drop: bool = False) -> None:
         self._ending = ending
         log.debug("%s", ending.text)
+        if self._peer is not None and self._quic.fingerprint is not None and self._session is not None:
+            self._sense.remember(self._peer, self._quic.fingerprint, self._loop.time())
         self._inbox.end(ending, drop=drop)
         self._outbox.end(ending)
         self._decoders.clear()

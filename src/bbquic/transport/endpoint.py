@@ -14,6 +14,7 @@ from bbquic.transport.connection import QuicChannel, failed_dial
 from bbquic.transport.dispatch import Dispatcher
 from bbquic.transport.ending import CloseCode, Ending, closed_here
 from bbquic.transport.identity import Fingerprint, Identity, Peer, find_peer
+from bbquic.transport.link_memory import LinkMemory
 from bbquic.transport.mailbox import Mailbox
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.quic import check_aioquic, configuration
@@ -62,6 +63,7 @@ class QuicEndpoint:
         me = find_peer(peers.values(), identity.fingerprint)
         self.name = me.name if me is not None else identity.label
         self.hello = new_hello(role, engine)
+        self.links = LinkMemory(options.links) if options.links is not None else None
         check_aioquic(self.options, identity)
         self._connection_type = connection_type(self.options)
         self._by_key = {key: peer for peer in peers.values() for key in peer.keys}

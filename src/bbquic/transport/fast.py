@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aioquic.quic.connection import NetworkAddress, QuicConnectionState, stream_is_client_initiated
@@ -28,8 +28,6 @@ log = logging.getLogger("bbquic.transport")
 
 STEP = 64  # datagrams read at once: half of aioquic's window for telling duplicates, so that none looks old
 LEAST_URGENT = 1 << 30  # for a stream nobody gave a priority
-
-ArrivalObserver = Callable[[int, int], None]
 
 
 class FastConnection(PinnedConnection):
@@ -54,7 +52,6 @@ class FastConnection(PinnedConnection):
         self._intake = Intake(self)
         self._packetiser = Packetiser(self, self._recovery)
         self._has_keys = False
-        self.observe_arrival: ArrivalObserver | None = None
 
     @property
     def fast_packets(self) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from bbquic.transport.identity import Identity, Peer, find_peer
 from bbquic.transport.mailbox import Mailbox
 from bbquic.transport.message import Message, MessageDecoder, encode
 from bbquic.transport.options import EndpointOptions
+from bbquic.transport.probe import ProbeResult
 from bbquic.transport.session import Session, new_hello
 from bbquic.transport.strangers import StrangerLog
 from bbquic.units import Bytes
@@ -223,6 +224,12 @@ class MemoryChannel:
         self._sent.add(message)
         other._unread.add(message)
         self.network.carry(other, _copy(message))
+
+    async def probe(self) -> ProbeResult:
+        """A process's own memory has no bottleneck to find."""
+        if self._ending is not None:
+            raise self._ending.error()
+        return ProbeResult(None, None, 0, Bytes(0), is_settled=False)
 
     async def receive(self) -> Message:
         message = await self._mailbox.get()

@@ -28,6 +28,8 @@ class Kind(IntEnum):
     """What a message is. 1-15 belong to the session, the rest to the engine."""
 
     HELLO = 1
+    RATE = 3
+    PROBE = 4
 
     DESCRIBE = 16
     DESCRIPTION = 17
@@ -55,12 +57,16 @@ class Rule(NamedTuple):
 
 
 ROWS_FIRST, CONTROL, BULK = 0, 1, 2
+NUMBERS = 64  # four of them
+MOST_PROBE = 1 * MIB  # bytes of a burst that measures: 36 of the largest datagrams are 576,000
 SMALL = 64 * KIB  # names, counters, a sentence or two
 LISTS = 4 * MIB  # ids, positions and trees of every row of a micro-batch
 MANIFEST = 16 * MIB  # names, shapes and hashes of every tensor of a model
 
 RULES: dict[Kind, Rule] = {
     Kind.HELLO: Rule(ROWS_FIRST, SMALL, 0),
+    Kind.RATE: Rule(ROWS_FIRST, NUMBERS, 0),
+    Kind.PROBE: Rule(BULK, NUMBERS, MOST_PROBE),
     Kind.DESCRIBE: Rule(CONTROL, SMALL, 0),
     Kind.DESCRIPTION: Rule(CONTROL, SMALL, 0),
     Kind.PLAN: Rule(BULK, MANIFEST, 0),

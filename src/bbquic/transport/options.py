@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from bbquic.transport.message import MIB
 from bbquic.units import Bytes, Seconds
@@ -28,6 +29,8 @@ class EndpointOptions:
     waiting_channels: int = 64  # accepted and not yet taken by `accept()`
     datagram_size: Bytes = Bytes(1200)  # of UDP payload: what any path carries
     loopback_datagram_size: Bytes = Bytes(16_000)  # within one machine; aioquic counts to 16,383
+    rate_control: bool = True  # off: aioquic's Reno, which takes the path's random losses for queues
+    links: Path | None = None  # where rates of links are kept for later runs; None keeps nothing
     fast_paths: bool = True  # off: every packet by aioquic's own, slower, code
     batched_sockets: bool = True  # off: a system call a datagram, as on systems that are not Linux
 

@@ -13,6 +13,7 @@ from typing import Any
 from aioquic._buffer import Buffer
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.congestion.base import QuicCongestionControl
 from aioquic.quic.connection import (
     Limit,
     NetworkAddress,
@@ -25,6 +26,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersio
 from aioquic.quic.stream import QuicStream, QuicStreamSender
 
 from bbquic.errors import TransportError
+from bbquic.transport.congestion import RATE_CONTROL, register
 from bbquic.transport.ending import CloseCode, unpinned_reason
 from bbquic.transport.identity import Fingerprint, Identity, fingerprint_of
 from bbquic.transport.options import EndpointOptions
@@ -39,6 +41,8 @@ ALPN = "bbquic"
 WINDOW_STEP = 16  # a sixteenth of the window must be free before the sender is told of it
 CONNECTION_ID_LENGTH = 8  # bytes
 VERSIONS = [QuicProtocolVersion.VERSION_1]
+
+register()
 
 
 def configuration(
@@ -58,8 +62,12 @@ def configuration(
         max_data=options.receive_window,
         max_stream_data=options.receive_window,  # the connection's window is what bounds memory
         max_datagram_size=options.loopback_datagram_size if mapped.is_loopback else options.datagram_size,
+        congestion_control_algorithm=RATE_CONTROL if options.rate_control else "reno",
         supported_versions=list(VERSIONS),
     )
+
+
+ArrivalObserver = Callable[[int, int], None]
 
 
 class _Credit(Limit):
@@ -101,6 +109,7 @@ class PinnedConnection(QuicConnection):
         self._priorities: dict[int, int] = {}  # of outgoing streams
         self.fingerprint: Fingerprint | None = None
         self.is_known = False
+        self.observe_arrival: ArrivalObserver | None = None  # called by subclasses that know times of arrival
         self._data_credit = _Credit(
             self._local_max_data, options.receive_window, max(1, options.receive_window // WINDOW_STEP)
         )
@@ -239,6 +248,24 @@ class PinnedConnection(QuicConnection):
         streams.released += 1
         few_left = streams.sent - streams.used < streams.value - streams.sent
         return data.value != data.sent or few_left
+
+    @property
+    def controller(self) -> QuicCongestionControl:
+        """What decides how fast to send."""
+        return self._loss._cc
+
+    @property
+    def datagram_size(self) -> int:
+        """Bytes of UDP payload in a full datagram."""
+        return self._max_datagram_size
+
+    def pace_anew(self) -> None:
+        """The controller changed its mind between two acknowledgements."""
+        recovery = self._loss
+        if recovery._rtt_initialized:
+            recovery._pacer.update_rate(
+                congestion_window=recovery._cc.congestion_window, smoothed_rtt=recovery._rtt_smoothed
+            )
 
     def round_trip(self) -> tuple[Seconds, Seconds] | None:
         """Smoothed and least round trip, None before the first sample."""

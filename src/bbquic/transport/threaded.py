@@ -29,6 +29,7 @@ from bbquic.transport.mailbox import Mailbox
 from bbquic.transport.message import Message
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.outbox import Posting
+from bbquic.transport.probe import ProbeResult
 
 T = TypeVar("T")
 
@@ -175,7 +176,7 @@ class ThreadedEndpoint:
             self._here.call(self._arrive, self._channel(channel))
 
     def _channel(self, channel: QuicChannel) -> ThreadedChannel:
-        return ThreadedChannel(channel, self._here, self._there)
+        return ThreadedChannel(channel, self._thread, self._here, self._there)
 
     # Here.
 
@@ -205,9 +206,12 @@ class _Sending:
 class ThreadedChannel:
     """See `bbquic.transport.channel.Channel`."""
 
-    def __init__(self, channel: QuicChannel, here: Crossing, there: Crossing) -> None:
+    def __init__(
+        self, channel: QuicChannel, thread: _TransportThread, here: Crossing, there: Crossing
+    ) -> None:
         """Made over there: what has arrived, and all that will, crosses from now on."""
         self._channel = channel
+        self._thread = thread
         self._here = here
         self._there = there
         self._mailbox: Mailbox[Message] = Mailbox()
@@ -247,6 +251,9 @@ class ThreadedChannel:
 
     def statistics(self) -> ChannelStatistics:
         return self._channel.statistics()
+
+    async def probe(self) -> ProbeResult:
+        return await self._thread.ask(self._channel.probe())
 
     # Over there.
 
