@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aioquic.quic.packet import QuicErrorCode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Kind, Simulation, seal
@@ -12,13 +13,12 @@ from simulated import Kind, Simulation, seal
 from bbquic.transport.ending import CloseCode
 from bbquic.transport.fast import FastConnection
 from bbquic.transport.intake import ACK_EVERY, ONE_RTT
-from bbquic.transport.message import KIB
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.quic import PinnedConnection
 from bbquic.transport.varint import encode_varint
 from bbquic.units import Bytes
 
-WINDOW, STREAM_WINDOW = 16 * KIB, 5 * KIB
+WINDOW, STREAM_WINDOW = 11_000, 6500  # bytes; either can be the first that is reached
 OPTIONS = EndpointOptions(receive_window=Bytes(WINDOW), inbox_messages=4)
 KNOWN = 3000  # bytes the server has of streams 2 and 6 already
 
@@ -86,7 +86,29 @@ def damaged_packets(draw: st.DrawFn) -> bytes:
     return bytes(frames)
 
 
-def outcome(kind: Kind, batches: list[list[bytes]], **aioquic: Any) -> object:
+@st.composite
+def flows(draw: st.DrawFn) -> list[list[bytes]]:
+    """Two streams in order, as a sender of ours writes them, up to their ends and limits and beyond; with
+    other frames among them, and damage at times."""
+    at = {2: KNOWN, 6: KNOWN}
+    batches = []
+    for _ in range(draw(st.integers(1, 3))):
+        batch: list[bytes] = []
+        for _ in range(draw(st.integers(1, 5))):
+            stream_id = draw(st.sampled_from([2, 6]))
+            length, skipped = draw(st.sampled_from([100, 700, 0])), draw(st.sampled_from([0, 0, 0, 100]))
+            fin = draw(st.sampled_from([0, 0, 0, 1]))
+            start = at[stream_id] + skipped
+            head = bytes([0x0E | fin, stream_id]) + encode_varint(start)
+            extra = draw(st.sampled_from([0] * 9 + [1]))  # announced and not there
+            frames = head + encode_varint(length + extra) + bytes([len(batch)]) * length
+            at[stream_id] = start + length if not skipped else at[stream_id]
+            batch.append(frames + draw(st.sampled_from([b"", b"", b"", b"\x00", b"\x01"])))
+        batches.append(batch)
+    return batches
+
+
+def outcome(kind: Kind, batches: list[list[bytes]], **aioquic: Any) -> tuple[Any, ...]:
     """All that can be told of a server that got these packets."""
     aioquic = {"max_stream_data": STREAM_WINDOW} | aioquic
     simulation = Simulation(PinnedConnection, kind, options=OPTIONS, **aioquic)
@@ -120,11 +142,27 @@ def test_any_frames_whatever_have_the_same_outcome_as_with_aioquic(batches: list
     assert outcome(FastConnection, batches) == outcome(PinnedConnection, batches)
 
 
+@settings(max_examples=150)
+@given(flows())
+def test_streams_in_order_have_the_same_outcome_as_with_aioquic(batches: list[list[bytes]]) -> None:
+    assert outcome(FastConnection, batches) == outcome(PinnedConnection, batches)
+
+
 @settings(max_examples=40)
 @given(st.lists(packets, min_size=1, max_size=4))
 def test_datagram_frames_have_the_same_outcome_where_they_are_allowed(frames: list[bytes]) -> None:
     allowed = {"max_datagram_frame_size": 6}
     assert outcome(FastConnection, [frames], **allowed) == outcome(PinnedConnection, [frames], **allowed)
+
+
+def test_a_stream_beyond_its_own_limit_ends_the_connection() -> None:
+    pieces = [
+        b"\x0e\x02" + encode_varint(at) + encode_varint(1000) + bytes(1000) for at in range(KNOWN, 7000, 1000)
+    ]
+    ended = outcome(FastConnection, [pieces])
+    assert ended == outcome(PinnedConnection, [pieces])
+    assert ended[0] == (QuicErrorCode.FLOW_CONTROL_ERROR, 0x0E)
+    assert outcome(FastConnection, [pieces[:-1]])[0] is None
 
 
 def test_a_packet_that_comes_twice_is_read_once() -> None:

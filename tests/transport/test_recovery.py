@@ -22,6 +22,7 @@ class Recording(RenoCongestionControl):
     """Reno in all it decides; keeps what it is told in batches."""
 
     restart_burst = 20_000
+    pacing_rate: float | None = None
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
@@ -91,6 +92,24 @@ def test_the_first_packet_of_each_burst_is_marked() -> None:
     first = [packet for packet in controller.sent if packet.is_first]
     assert len(first) == 3
     assert first[0] is controller.sent[0]
+
+
+def test_a_paced_burst_leaves_by_timers_without_waiting_for_acknowledgements() -> None:
+    simulation = Simulation(
+        FastConnection, FastConnection, path=Path(delay=2.0), congestion_control_algorithm="recording"
+    )
+    client, server = simulation.ends
+    controller = client.quic._loss._cc
+    assert isinstance(controller, Recording)
+    controller.pacing_rate, controller.restart_burst = 100_000.0, 0
+    controller.congestion_window = 1 << 20
+    simulation.run_for(10.0)
+    start = simulation.now
+    client.say(bytes(50_000))
+    simulation.run(lambda: bool(server.ended))
+    assert (
+        0.4 <= simulation.now - start - simulation.path.delay <= 0.7
+    )  # half a second's worth, in no time of ours
 
 
 def test_a_controller_that_knows_no_batches_hears_of_each_packet_singly() -> None:

@@ -81,6 +81,41 @@ def test_all_arrives_intact_and_once(
         simulation.flush(end)
         assert all(stream.stream_id in end.quic._streams for stream in end.quic._streams_queue)
         assert end.quic._loss.bytes_in_flight >= 0
+    used = [end.quic._remote_max_data_used for end in simulation.ends]
+    assert used == [sum(there), sum(back)]  # credit is spent once, however often bytes are sent
+
+
+def test_the_limit_of_a_stream_holds_its_sender() -> None:
+    simulation = Simulation(FastConnection, PinnedConnection, max_stream_data=20_000)
+    client, server = simulation.ends
+    controller = client.quic._loss._cc
+    controller.congestion_window, controller.pacing_rate = 1 << 20, 1e9  # type: ignore[attr-defined]
+    client.say(bytes(50_000))
+    simulation.run_for(simulation.path.delay / 2)  # nothing is acknowledged by then
+    assert len(client.sent) > 15
+    assert client.quic._remote_max_data_used == 20_000
+    simulation.run(lambda: bool(server.ended))
+    assert server.quic.closing is None
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_tiny_message_is_one_packet(size: int) -> None:
+    simulation = Simulation(FastConnection, FastConnection)
+    client, server = simulation.ends
+    before = client.quic._packet_number
+    client.say(bytes(size))
+    simulation.run(lambda: bool(server.ended))
+    for _ in range(3):
+        simulation.flush(client)
+    assert client.quic._packet_number == before + 1
+
+
+def test_what_leaves_first_after_a_key_update_has_the_new_keys() -> None:
+    simulation = Simulation(FastConnection, FastConnection)
+    client, server = simulation.ends
+    client.quic.request_key_update()
+    client.say(b"first")
+    simulation.run(lambda: bool(server.ended), limit=simulation.path.delay + 0.001)
 
 
 def test_between_two_fast_ends_nearly_all_packets_go_the_fast_way() -> None:

@@ -15,7 +15,7 @@ ONE_RTT = tls.Epoch.ONE_RTT
 ACK_EVERY = 16  # packets; sooner where one is missing or late, and after aioquic's 1 ms where none follow
 ID = slice(1, 9)  # where a short header has the connection id; the number follows it, in two bytes
 SAMPLE = slice(13, 29)  # RFC 9001, 5.4.2: four bytes after the number's start
-SHORTEST = SAMPLE.stop
+SHORTEST = SAMPLE.stop  # so that a packet has a frame: two bytes and the tag are left, at the least
 SPIN = 0x20
 STREAM, FIN, LENGTH, OFFSET = 0x08, 0x01, 0x02, 0x04  # frame type and its bits
 DATAGRAM, DATAGRAM_WITH_LENGTH = 0x30, 0x31
@@ -133,7 +133,7 @@ class Intake:
             read = self._read_in_place(frames)
         except IndexError:  # a frame that ends too soon: aioquic knows what to call it
             read = 0
-        if read == len(frames) and read:
+        if read == len(frames):
             return True
         self._emit()
         connection = self._connection

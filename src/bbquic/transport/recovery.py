@@ -134,7 +134,7 @@ class FastRecovery(QuicPacketRecovery):
                 controller.on_packet_acked(packet=packet, now=now)  # type: ignore[arg-type]
             if isinstance(packet, SentFrames):
                 if packet.sender is sender and packet.start == stop:
-                    stop, fin = packet.stop, fin or packet.fin
+                    stop, fin = packet.stop, packet.fin
                     continue
                 if sender is not None:
                     sender.on_data_delivery(ACKED, start, stop, fin)
