@@ -107,6 +107,42 @@ def test_a_caller_who_gives_up_may_use_its_buffer_again_at_once() -> None:
     with_pair(body, EndpointOptions(inbox_messages=4, outbox_messages=2))
 
 
+def test_a_message_given_up_too_late_arrives_as_it_was() -> None:
+    async def body(pair: Pair) -> None:
+        assert isinstance(pair.a, ThreadedEndpoint)
+        there, here = await pair.join()
+        gate = threading.Event()
+        pair.a._thread.loop.call_soon_threadsafe(gate.wait)  # the other loop is busy for now
+        buffer = bytearray(b"x" * 100)
+        sending = asyncio.ensure_future(there.send(Message(Kind.HIDDEN, b"", memoryview(buffer))))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        buffer[:] = b"y" * 100
+        gate.set()
+        await there.send(text("last"))
+        received = [await here.receive()]
+        while received[-1].kind is not Kind.TOKENS:
+            received.append(await here.receive())
+        assert all(message.body == b"x" * 100 for message in received[:-1])
+
+    with_pair(body)
+
+
+def test_channels_wait_over_there_until_somebody_accepts() -> None:
+    async def body(pair: Pair) -> None:
+        assert isinstance(pair.b, ThreadedEndpoint)
+        for _ in range(3):
+            await pair.a.connect(pair.peer_b)
+        while len(pair.b._endpoint._waiting) < 3:
+            await asyncio.sleep(0)
+        await pair.b.accept()
+        await pair.b._thread.ask(asyncio.sleep(0))
+        assert len(pair.b._endpoint._waiting) == 2
+
+    with_pair(body)
+
+
 def test_an_accept_given_up_loses_no_channel() -> None:
     async def body(pair: Pair) -> None:
         for _ in range(3):

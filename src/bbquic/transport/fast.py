@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from aioquic.quic.connection import NetworkAddress, QuicConnectionState, stream_is_client_initiated
+from aioquic.quic.connection import NetworkAddress, QuicConnectionState
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
@@ -133,15 +133,12 @@ class FastConnection(PinnedConnection):
         return self._priorities.get(stream_id, LEAST_URGENT), stream_id
 
     def _discard_finished(self) -> None:
-        """What aioquic does with each packet it writes."""
+        """What aioquic does with each packet it writes; but that leave for new streams follows the reader."""
         finished = [stream for stream in self._streams_queue if stream.is_finished]
         if not finished:
             return
         for stream in finished:
-            stream_id = stream.stream_id or 0
-            del self._streams[stream_id]
-            if stream_is_client_initiated(stream_id) != self._is_client:
-                self._stream_limit(stream_id).value += 1
+            del self._streams[stream.stream_id or 0]
         self._streams_queue = [stream for stream in self._streams_queue if not stream.is_finished]
 
     # Everything else, which aioquic writes.
