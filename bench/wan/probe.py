@@ -67,6 +67,9 @@ def summary(rows: list[tuple[int, int, int, int]], sent: int) -> dict[str, float
     return {
         "received": len(rows),
         "sent": sent,
+        "bytes": sum(row[3] for row in rows),
+        "first_s": times[0] / 1e9,
+        "last_s": times[-1] / 1e9,
         "lost": 1 - len(rows) / sent if sent else 0.0,
         "reordered": sum(after[0] < before[0] for before, after in pairwise(rows)),
         "mbps": sum(row[3] for row in rows[1:]) * 8 / seconds / 1e6,
