@@ -86,7 +86,6 @@ class Counters:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    steps: int = 0
     launched: dict[int, float] = field(default_factory=dict)  # micro-batch: when its step left
 
 
@@ -264,7 +263,6 @@ class Coordinator:
             return
         for activity, timing in zip(self.stages, header.timings, strict=False):
             activity.record(timing)
-        self.counters.steps += 1
         self.counters.generated_tokens += len(header.tokens)
         if done:
             await self._outcomes.put(done)

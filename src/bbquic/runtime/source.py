@@ -40,7 +40,6 @@ class RecordSource:
         self.done = 0  # answered, and on disk
         self.skipped = 0  # had their record before this run
         self.failures: Counter[str] = Counter()  # error records of this run, by code
-        self.prompt_tokens = 0  # of the requests given out
         self._job = job
         self._answers = answers
         self._tokenizer = tokenizer
@@ -96,7 +95,6 @@ class RecordSource:
         except RecordError as error:
             return record.refused(error)
         self._open[record.line] = (record, len(tokens))
-        self.prompt_tokens += len(tokens)
         return Request(
             line=record.line,
             tokens=tuple(tokens),
