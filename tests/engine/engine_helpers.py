@@ -145,6 +145,13 @@ def run(main: Callable[[], Any]) -> None:
     asyncio.run(bounded())
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what the run does by itself. It looks now and then: a loop that never idles would keep the
+    interpreter's lock from the threads that compute, 5 ms for each operation of theirs."""
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
 def write_prompts(path: Path, records: Sequence[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path

@@ -19,6 +19,7 @@ from engine_helpers import (
     read_answers,
     run,
     run_model,
+    until,
     write_prompts,
 )
 from safetensors.torch import load_file, save_file
@@ -151,8 +152,7 @@ def test_a_node_lost_in_mid_run_is_named_and_a_rerun_does_what_is_missing(
             @asynccontextmanager
             async def kill_after_some(source: Callable[[], Any]) -> Any:
                 async def kill() -> None:
-                    while source().done < 5:
-                        await asyncio.sleep(0)
+                    await until(lambda: source().done >= 5)
                     await cluster.endpoints[cluster.names[lost]].close()
 
                 task = asyncio.create_task(kill())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine_helpers import (
     options,
     run,
     run_model,
+    until,
     write_prompts,
 )
 from hypothesis import given, settings
@@ -181,8 +181,7 @@ def test_a_job_whose_coordinator_is_gone_is_released(model: Path) -> None:
             node = cluster.nodes["node-1"]
             assert node._job is not None
             channel.close("gone")
-            while node._job is not None:
-                await asyncio.sleep(0)
+            await until(lambda: node._job is None)
 
     run(main)
 
