@@ -24,13 +24,13 @@ from bbquic.runtime.protocol import (
     PlanHeader,
     PongHeader,
     RefusedHeader,
-    StageTiming,
     TokensHeader,
 )
 from bbquic.runtime.request import Completion, Request
 from bbquic.runtime.scheduler import Pack, Scheduler
 from bbquic.runtime.sequence import Sequence, TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks
+from bbquic.runtime.timing import StageTiming
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
 from bbquic.units import Seconds
 
@@ -69,11 +69,12 @@ class StageActivity:
     since: Seconds = Seconds(0.0)
 
     def record(self, timing: StageTiming) -> None:
+        parts = timing.parts
         self.steps += 1
-        self.busy = Seconds(self.busy + timing.compute)
+        self.busy = Seconds(self.busy + parts.compute)
         self.sent += timing.sent
-        self.compute = _average(self.compute, timing.compute)
-        self.queue = _average(self.queue, timing.queue)
+        self.compute = _average(self.compute, parts.compute)
+        self.queue = _average(self.queue, parts.queue)
 
 
 def _average(before: Seconds | None, new: float) -> Seconds:

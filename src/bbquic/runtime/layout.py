@@ -25,6 +25,9 @@ class LayoutOptions:
 
     batch: int = 32  # sequences in flight
     micro_batches: int | None = None  # None: one a stage, so that every stage has work
+    depth: int = (
+        4  # packs of a micro-batch on their way at most: one with decode rows, chunks of prompts behind
+    )
     split: tuple[int, ...] | None = None  # blocks a node; None: even
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
@@ -70,7 +73,9 @@ def make_plan(
             hint="--microbatches is at least 1 and at most --batch",
         )
     dtype = choose_dtype(options.dtype, nodes)
-    plan = PlanHeader(job, 0, directory.name, dtype, stages, CELL_ALIGNMENT, micro_batches, manifest)
+    plan = PlanHeader(
+        job, 0, directory.name, dtype, stages, CELL_ALIGNMENT, micro_batches, options.depth, manifest
+    )
     return msgspec.structs.replace(plan, cells=_cells(plan, directory, nodes, options))
 
 

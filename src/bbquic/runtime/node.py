@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -107,8 +108,9 @@ class Node:
                 if self._job is not None and self._job.service is not None:
                     self._job.service.receive(channel, message)
             case Kind.PING:
+                received = Seconds(time.monotonic())
                 ping = decode_header_untrusted(PingHeader, header)
-                await channel.send(Message(Kind.PONG, encode_header(self._pong(ping.number))))
+                await channel.send(Message(Kind.PONG, encode_header(self._pong(ping.number, received))))
             case Kind.DESCRIBE:
                 decode_header_untrusted(DescribeHeader, header)
                 await channel.send(Message(Kind.DESCRIPTION, encode_header(self._describe())))
@@ -249,10 +251,11 @@ class Node:
             job=self._job.plan.job if self._job else None,
         )
 
-    def _pong(self, number: int) -> PongHeader:
+    def _pong(self, number: int, received: Seconds) -> PongHeader:
         job = self._job
-        if job is None:
-            return PongHeader(number, "idle", 0.0, 0)
-        if job.service is None:
-            return PongHeader(number, job.progress, 0.0, 0)
-        return PongHeader(number, *job.service.status())
+        activity, since, queued = "idle", Seconds(0.0), 0
+        if job is not None and job.service is not None:
+            activity, since, queued = job.service.status()
+        elif job is not None:
+            activity = job.progress
+        return PongHeader(number, activity, since, queued, received, time.monotonic())

@@ -13,9 +13,9 @@ from msgspec import Meta, Struct
 from bbquic.kv.ranges import SlotRange
 from bbquic.model.manifest import Manifest
 from bbquic.model.sampling import Sampling
+from bbquic.runtime.timing import Finite, NodeName, StageReport, StageTiming
 
 JobId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-NodeName = Annotated[str, Meta(min_length=1, max_length=63)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
 Natural = Annotated[int, Meta(ge=0, le=2**40)]
@@ -24,6 +24,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**40)]
 MAX_ROWS = 4096  # rows of one pack; more is a bug or an attack, not a batch
 MAX_STAGES = 256
 MAX_MICRO_BATCHES = 1024
+MAX_DEPTH = 64
 
 
 class WireSampling(Struct, frozen=True, array_like=True):
@@ -59,13 +60,16 @@ class Row(Struct, frozen=True, array_like=True):
     sampling: WireSampling | None
 
 
-class StageTiming(Struct, frozen=True, array_like=True):
-    """What one stage did with one micro-batch; seconds on its own clock, bytes of the tensor sent on."""
+class Move(Struct, frozen=True, array_like=True):
+    """Before the rows of the pack that carries it, `count` tokens of KV go from another micro-batch's slot to
+    a slot of this one. The source is then empty; a stage refuses a move of what it does not hold."""
 
-    node: NodeName
-    queue: float
-    compute: float
-    sent: Natural
+    micro_batch: Annotated[int, Meta(ge=0, lt=MAX_MICRO_BATCHES)]  # the source's
+    slot: Natural
+    generation: Natural
+    target: Natural  # slot of this micro-batch
+    target_generation: Natural
+    count: Positive
 
 
 class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +86,7 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
     range: tuple[Natural, Positive, Positive]
     rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_ROWS)]
     tokens: bytes = b""  # T ids, little-endian int32; empty behind the first stage
+    moves: Annotated[tuple[Move, ...], Meta(max_length=MAX_ROWS)] = ()
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
 
     @property
@@ -130,6 +135,7 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     stages: Annotated[tuple[Stage, ...], Meta(min_length=1, max_length=MAX_STAGES)]
     cells: Positive  # arena size of every stage, in tokens
     micro_batches: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCHES)]
+    depth: Annotated[int, Meta(ge=1, le=MAX_DEPTH)]  # packs of a micro-batch on their way at most
     manifest: Manifest
 
     def __post_init__(self) -> None:
@@ -201,9 +207,16 @@ class PingHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PongHeader(Struct, frozen=True, forbid_unknown_fields=True):
-    """PONG: `activity` says in words what the node does just now and `since` for how many seconds."""
+    """PONG: `activity` says in words what the node does just now and `since` for how many seconds.
+
+    `received` and `replied` are when the PING came and this left, in seconds on the node's clock: with the
+    asker's own two moments they tell the clocks' offset (RFC 5905's four timestamps).
+    """
 
     number: Natural
     activity: Text
     since: float
     queued: Natural
+    received: Finite
+    replied: Finite
+    stage: StageReport | None = None

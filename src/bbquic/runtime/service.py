@@ -23,7 +23,7 @@ class _Arrival:
 
     pack: PackHeader
     body: memoryview
-    due: float  # perf_counter
+    due: float  # time.monotonic
 
 
 class StageService:
@@ -45,12 +45,12 @@ class StageService:
         self._due: asyncio.Queue[_Arrival] = asyncio.Queue(2 * plan.micro_batches + 16)
         self._done: asyncio.Queue[StageOutput] = asyncio.Queue(plan.micro_batches)
         self._activity = "waiting for rows"
-        self._since = time.perf_counter()
+        self._since = time.monotonic()
 
     def status(self) -> tuple[str, Seconds, int]:
         """What this stage does just now in words, for how long, and the packs that wait behind it."""
         queued = self._due.qsize() + self._ledger.held
-        return self._activity, Seconds(time.perf_counter() - self._since), queued
+        return self._activity, Seconds(time.monotonic() - self._since), queued
 
     def receive(self, channel: Channel, message: Message) -> None:
         """Take a ROWS or HIDDEN message. One of another job or epoch is discarded: it is only late.
@@ -68,7 +68,7 @@ class StageService:
             )
         for due, load in self._ledger.admit(pack, body):
             try:
-                self._due.put_nowait(_Arrival(due, load, time.perf_counter()))
+                self._due.put_nowait(_Arrival(due, load, time.monotonic()))
             except asyncio.QueueFull:
                 raise RemoteProtocolError(f"{channel.peer.name} sends packs without waiting") from None
 
@@ -99,7 +99,7 @@ class StageService:
             arrival = await self._due.get()
             pack = arrival.pack
             self._now(f"computing micro-batch {pack.micro_batch}, step {pack.step}")
-            queued = Seconds(time.perf_counter() - arrival.due)
+            queued = Seconds(time.monotonic() - arrival.due)
             try:
                 done = await loop.run_in_executor(device, self._worker.compute, pack, arrival.body, queued)
             except StageFailed as error:
@@ -145,4 +145,4 @@ class StageService:
             self._following.close("the job ended")
 
     def _now(self, activity: str) -> None:
-        self._activity, self._since = activity, time.perf_counter()
+        self._activity, self._since = activity, time.monotonic()

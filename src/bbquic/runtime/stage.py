@@ -12,7 +12,8 @@ from bbquic.kv.attention import PackedAttention, RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import NonFiniteLogits, Sampling, choose
-from bbquic.runtime.protocol import PackHeader, Stage, StageTiming, TokensHeader
+from bbquic.runtime.protocol import PackHeader, Stage, TokensHeader
+from bbquic.runtime.timing import StageTiming
 from bbquic.units import Bytes, Seconds
 
 GREEDY = Sampling()
@@ -48,7 +49,7 @@ class StageWorker:
 
     def compute(self, pack: PackHeader, body: memoryview, queued: Seconds) -> StageOutput:
         """Raises: StageFailed naming node, blocks, micro-batch and step, whatever went wrong."""
-        started = time.perf_counter()
+        started = time.monotonic()
         try:
             hidden = self._input(pack, body)
             device = self._model.device
@@ -130,7 +131,9 @@ class StageWorker:
         return StageOutput(header, body)
 
     def _timing(self, queued: Seconds, started: float, sent: int) -> StageTiming:
-        return StageTiming(self.stage.node, queued, time.perf_counter() - started, sent)
+        waited, computed = round(queued * 1e6), round((queued + time.monotonic() - started) * 1e6)
+        marks = (0, 0, 0, 0, waited, computed, computed, computed, computed, computed)
+        return StageTiming(self.stage.node, started - queued, marks, sent, sent, 0.0)
 
     def _failure(self, pack: PackHeader, code: str, message: str) -> StageFailed:
         return StageFailed(
