@@ -248,8 +248,12 @@ class RateController(QuicCongestionControl):
             return  # acknowledgements know better by now
         if rate < NO_BOTTLENECK and self.link.clarity >= UNCLEAR:
             self.phase = Phase.BURST
-        elif rate >= NO_BOTTLENECK or self.phase is not Phase.LONG:
+        elif rate >= NO_BOTTLENECK or not self._is_under_way():
             self.phase = self._without_bottleneck()
+
+    def _is_under_way(self) -> bool:
+        """Whether a transfer that knows some rate goes on: it is not thrown back by a report that is unclear."""
+        return self.phase is Phase.LONG or (self.phase is Phase.BURST and self.bytes_in_flight > 0)
 
     def _without_bottleneck(self) -> Phase:
         return Phase.WINDOW if self.link.min_rtt < LAN_RTT else Phase.STARTUP

@@ -13,6 +13,7 @@ from bbquic.units import BytesPerSecond, Seconds
 CLEAR_SPREAD = 0.1  # of a report: below it, its figure is good to a percent or two
 CLEAR_REPORTS = 3  # the middle one counts: one odd burst changes nothing, a new rate holds from the second on
 LEAST_EVIDENCE = 0.4  # of a clear report: less may be jitter that happened to look like a rate
+AGREEING = 0.05  # between reports that are unclear in themselves: jitter does not repeat itself that well
 MOST_REPORTS = 12  # where jitter makes each of them weigh less
 MIN_RTT_WINDOW = Seconds(10.0)  # a least round trip is believed for 10 to 20 s: routes change, others queue
 QUEUE = 1.2  # times the least round trip: our own pacing queues less than that
@@ -116,8 +117,17 @@ class LinkMeter:
             if total >= CLEAR_REPORTS:
                 break
         if total >= LEAST_EVIDENCE:
-            self.clarity = total / len(weighted)
             self._rate = weighted_median(weighted)
+            self.clarity = max(total / len(weighted), self._agreement(self._rate))
+
+    def _agreement(self, rate: float) -> float:
+        """0.5 where the last two reports say the same, 1 where three do; else 0."""
+        agreeing = 0
+        for report in reversed(self._reports):
+            if agreeing == CLEAR_REPORTS or abs(report.rate / rate - 1) > AGREEING:
+                break
+            agreeing += 1
+        return (agreeing - 1) / (CLEAR_REPORTS - 1) if agreeing else 0.0
 
     def statistics(self, now: float) -> LinkEstimate:
         rate, at = self.rate, self._rate_at
