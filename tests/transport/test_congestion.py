@@ -323,6 +323,19 @@ def test_an_old_report_is_ignored() -> None:
     assert control.link.rate == 1_000_000
 
 
+def test_a_transfer_under_way_is_not_thrown_back_by_an_unclear_report() -> None:
+    flow = make_flow(250, 0.05)
+    control = control_of(flow)
+    flow.wait(flow.write(LARGE))
+    flow.write(LARGE)
+    assert control.phase is Phase.BURST
+    for burst in range(1000, 1012):
+        odd = RateReport(burst=burst, rate=1_000_000 * (burst - 990), packets=28, spread=1000)
+        control.on_report(odd, flow.simulation.now)
+    assert control.link.clarity < 0.5
+    assert control.phase is Phase.BURST
+
+
 def test_a_lan_is_not_paced() -> None:
     flow = make_flow(2000, 0.0003)
     assert share(flow) >= 0.8

@@ -112,6 +112,18 @@ def test_reports_torn_by_jitter_weigh_less_than_clear_ones() -> None:
     assert meter.clarity < 0.5
 
 
+@pytest.mark.parametrize(
+    ("rates", "clarity"),
+    [((31e6,), 0.25), ((31e6, 31.7e6), 0.5), ((31e6, 31.7e6, 30.5e6), 1.0), ((31e6, 20e6, 30.5e6), 0.25)],
+)
+def test_unclear_reports_that_agree_are_clear_together(rates: tuple[float, ...], clarity: float) -> None:
+    meter = LinkMeter()
+    meter.on_report(report(1, 90e6, spread=400), NOW)
+    for number, rate in enumerate(rates, 2):
+        meter.on_report(report(number, rate, spread=400), NOW)
+    assert meter.clarity == pytest.approx(clarity, abs=0.01)
+
+
 def test_a_remembered_rate_holds_until_the_first_report() -> None:
     meter = LinkMeter()
     meter.remember(BytesPerSecond(5e6), Seconds(0.03), NOW)
