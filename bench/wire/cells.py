@@ -51,7 +51,7 @@ def moderation(link: Link) -> float:
     Above 200 Mbit/s it would otherwise take most of a core while a burst lasts, and a sender and a receiver
     share two cores with it: what is measured would be the machine. A network card's moderation is as long.
     """
-    return 0.0 if (link.rate_mbps or 0.0) < 200 else 200.0
+    return 0.0 if (link.rate_mbps or 0.0) < 200 else 100.0
 
 
 def ideal(size: int, link: Link) -> float:

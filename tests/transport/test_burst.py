@@ -126,10 +126,32 @@ def test_no_arrivals_break_the_watch(arrivals: list[Arrival]) -> None:
         assert 0 <= found.spread <= 1
 
 
-def test_a_head_that_comes_at_two_paces_is_not_called_a_rate() -> None:
-    gaps = [100_000] * 12 + [1_000_000] * 12
-    times = [10**18 + sum(gaps[:i]) for i in range(len(gaps) + 1)]
-    assert link_rate([(time, 1200) for time in times]) is None
+def paced(*gaps_us: int) -> list[Arrival]:
+    """Full datagrams with these gaps between them."""
+    times = [10**18 + 1000 * sum(gaps_us[:i]) for i in range(len(gaps_us) + 1)]
+    return [(time, 1200) for time in times]
+
+
+def test_what_a_token_bucket_lets_through_at_first_is_not_the_rate() -> None:
+    found = link_rate(paced(*[100] * 12, *[1000] * 12))
+    assert found is not None
+    assert found[0] == pytest.approx(1.2e6)
+
+
+def test_a_head_that_speeds_up_half_way_is_unclear() -> None:
+    found = link_rate(paced(*[1000] * 12, *[100] * 12))
+    assert found is None or found[1] > 0.5
+
+
+@pytest.mark.parametrize("lump", [3, 4])
+def test_a_receiver_that_wakes_late_and_then_in_steps_still_sees_the_rate(lump: int) -> None:
+    """A polled card: what waited comes at once, a few us apart, and from then on a lump in each step."""
+    step = 40 * lump  # us; 1200 bytes in 40 us are 240 Mbit/s
+    late = [4] * 10
+    steps = ([step - 4 * (lump - 1)] + [4] * (lump - 1)) * 6
+    found = link_rate(paced(*late, *steps)[:28])
+    assert found is not None
+    assert found[0] == pytest.approx(240e6 / 8, rel=0.05)
 
 
 # Finding bursts.

@@ -114,7 +114,13 @@ def test_reports_torn_by_jitter_weigh_less_than_clear_ones() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "clarity"),
-    [((31e6,), 0.25), ((31e6, 31.7e6), 0.5), ((31e6, 31.7e6, 30.5e6), 1.0), ((31e6, 20e6, 30.5e6), 0.25)],
+    [
+        ((31e6,), 0.25),
+        ((31e6, 31.7e6), 0.5),
+        ((31e6, 31.7e6, 30.5e6), 1.0),
+        ((31e6, 20e6, 30.5e6), 0.5),
+        ((31e6, 20e6, 45e6), 0.25),
+    ],
 )
 def test_unclear_reports_that_agree_are_clear_together(rates: tuple[float, ...], clarity: float) -> None:
     meter = LinkMeter()

@@ -252,7 +252,7 @@ class RateController(QuicCongestionControl):
             self.phase = self._without_bottleneck()
 
     def _is_under_way(self) -> bool:
-        """Whether a transfer that knows some rate goes on: it is not thrown back by a report that is unclear."""
+        """Whether a transfer that knows a rate goes on: an unclear report does not throw it back."""
         return self.phase is Phase.LONG or (self.phase is Phase.BURST and self.bytes_in_flight > 0)
 
     def _without_bottleneck(self) -> Phase:

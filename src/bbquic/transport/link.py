@@ -121,13 +121,10 @@ class LinkMeter:
             self.clarity = max(total / len(weighted), self._agreement(self._rate))
 
     def _agreement(self, rate: float) -> float:
-        """0.5 where the last two reports say the same, 1 where three do; else 0."""
-        agreeing = 0
-        for report in reversed(self._reports):
-            if agreeing == CLEAR_REPORTS or abs(report.rate / rate - 1) > AGREEING:
-                break
-            agreeing += 1
-        return (agreeing - 1) / (CLEAR_REPORTS - 1) if agreeing else 0.0
+        """0.5 where two of the last three reports say this rate, 1 where all do; else 0."""
+        last = list(self._reports)[-CLEAR_REPORTS:]
+        agreeing = sum(abs(report.rate / rate - 1) <= AGREEING for report in last)
+        return max(0, agreeing - 1) / (CLEAR_REPORTS - 1)
 
     def statistics(self, now: float) -> LinkEstimate:
         rate, at = self.rate, self._rate_at
