@@ -152,7 +152,8 @@ async def compare(
             f"transformers_{threads}": stack.enter_context(Reference(directory.path, threads))
             for threads in sorted({1, cores})
         }
-        async with local_nodes(nodes, models=[], threads=max(1, cores // nodes), memory=memory) as local:
+        threads = cores if micro_batches == 1 else 1
+        async with local_nodes(nodes, models=[], threads=threads, memory=memory) as local:
             endpoint = await open_endpoint(local.identity, local.peers, Role.COMMAND, host="127.0.0.1")
             ours = Nodes(endpoint, local, model, layout)
             for number in range(rounds + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 
 from bbquic.errors import ModelError
 from bbquic.kv.attention import PackedAttention, packed_attention
+from bbquic.model.linear import PackedLinear, pack_linears, packs
 from bbquic.model.shape import kv_shape
 from bbquic.model.spec import FamilySpec, load_class
 from bbquic.units import Bytes
@@ -51,13 +52,14 @@ class StageModel:
         self.kv_heads, self.head_dim = kv_shape(config.to_dict())
         self.nbytes = Bytes(sum(tensor.nbytes for tensor in tensors.values()))
         self._embedding = tensors[spec.weights.embed] if embeds else None
-        self._head = tensors[spec.head_name(config)] if heads else None
+        self._head = _head_layer(tensors[spec.head_name(config)]) if heads else None
         layer = load_class(spec.classes.decoder_layer)
         with torch.device("meta"):
             self._layers = [layer(config, block).eval() for block in blocks]
             self._norm = load_class(spec.classes.norm)(config.hidden_size, eps=config.rms_norm_eps)
         for block, module in zip(blocks, self._layers, strict=True):
             _assign(module, tensors, spec.block_prefix(block))
+            pack_linears(module)
         if heads:
             self._norm.weight = nn.Parameter(tensors[spec.weights.norm], requires_grad=False)
         self._rotary = load_class(spec.classes.rotary_embedding)(config=config).to(self.device)
@@ -84,7 +86,15 @@ class StageModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [S, D] behind the last block to logits [S, V]."""
         assert self._head is not None, "only the last stage has the head"
-        return nn.functional.linear(self._norm(hidden), self._head)
+        logits: torch.Tensor = self._head(self._norm(hidden))
+        return logits
+
+
+def _head_layer(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The LM head [V, D]; where the embedding is tied to it, that one's tensor is left as it is."""
+    if packs(weight):
+        return PackedLinear(weight, None)
+    return lambda rows: nn.functional.linear(rows, weight)
 
 
 def _assign(module: nn.Module, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
