@@ -56,28 +56,25 @@ def account(
     *,
     rows: Bytes = Bytes(0),
     tokens: Bytes = Bytes(0),
-    rates: Sequence[BytesPerSecond | None] = (),
     to_wire: Seconds = _NO_TIME,
 ) -> Loop:
     """A pack's loop from the moments it left and came back (ours) and what each stage noted (its own).
 
     `clocks` has one for each stage. `rows` and `tokens` are the sizes of the first and the last message,
-    `rates` what is believed of each hop's link, `to_wire` how long the ROWS took to the network card.
+    `to_wire` is how long the ROWS took to the network card.
     Raises: ValueError when clocks and timings are not as many.
     """
     left, slack = launched, _NO_TIME
     waited, raw, sent = to_wire, rows, rows
     hops: list[Hop] = []
-    for place, (timing, clock) in enumerate(zip(timings, clocks, strict=True)):
+    for timing, clock in zip(timings, clocks, strict=True):
         arrived = _ours(clock, Seconds(timing.arrived))
         unsure = slack + (math.inf if clock is None else clock.uncertainty_at(arrived))
-        rate = rates[place] if place < len(rates) else None
-        hops.append(Hop(waited, Seconds(arrived - left - waited), Seconds(unsure), raw, sent, rate))
+        hops.append(Hop(waited, Seconds(arrived - left - waited), Seconds(unsure), raw, sent, None))
         left = _ours(clock, timing.at(Mark.HANDED))
         slack = Seconds(math.inf) if clock is None else clock.uncertainty_at(left)
         waited, raw, sent = Seconds(timing.to_wire), Bytes(timing.raw), Bytes(timing.sent)
-    rate = rates[len(timings)] if len(timings) < len(rates) else None
-    hops.append(Hop(waited, Seconds(came - left - waited), slack, tokens, tokens, rate))
+    hops.append(Hop(waited, Seconds(came - left - waited), slack, tokens, tokens, None))
     return Loop(Seconds(came - launched), tuple(timing.parts for timing in timings), tuple(hops))
 
 
@@ -130,7 +127,7 @@ class LoopSums(NamedTuple):
             tuple(HopSums(*map(sub, mine, old)) for mine, old in zip(self.hops, before.hops, strict=True)),
         )
 
-    def mean(self) -> Loop | None:
+    def mean(self, rates: Sequence[BytesPerSecond | None] = ()) -> Loop | None:
         """The average pack; None without one. Flights that are not known have an infinite uncertainty."""
         if not self.steps:
             return None
@@ -138,7 +135,10 @@ class LoopSums(NamedTuple):
         return Loop(
             Seconds(self.measured / count),
             tuple(Parts(*(Seconds(value / count) for value in parts)) for parts in self.stages),
-            tuple(_mean_hop(hop) for hop in self.hops),
+            tuple(
+                _mean_hop(hop, rates[place] if place < len(rates) else None)
+                for place, hop in enumerate(self.hops)
+            ),
         )
 
 
@@ -155,7 +155,7 @@ def _plus_hop(sums: HopSums, hop: Hop) -> HopSums:
     )
 
 
-def _mean_hop(sums: HopSums) -> Hop:
+def _mean_hop(sums: HopSums, rate: BytesPerSecond | None) -> Hop:
     count = max(sums.messages, 1)
     return Hop(
         to_wire=Seconds(sums.to_wire / count),
@@ -163,5 +163,5 @@ def _mean_hop(sums: HopSums) -> Hop:
         uncertainty=Seconds(sums.uncertainty / sums.flights if sums.flights else math.inf),
         raw=Bytes(round(sums.raw / count)),
         sent=Bytes(round(sums.sent / count)),
-        rate=None,
+        rate=rate,
     )

@@ -14,6 +14,7 @@ from bbquic.runtime.accounting import Loop, is_known
 from bbquic.runtime.timing import Hop
 from bbquic.units import BytesPerSecond, Seconds
 
+COORDINATOR = "coordinator"  # as it is called wherever hops have names
 FULL = 0.85  # busy for more of the time, a resource is what the others wait for
 
 
@@ -126,22 +127,22 @@ def transmission_of(hop: Hop) -> Seconds:
     return Seconds(min(max(0.0, hop.flight), hop.sent / hop.rate))
 
 
-def hop_names(stages: Sequence[str], coordinator: str) -> list[str]:
+def hop_names(stages: Sequence[str]) -> list[str]:
     """The loop's hops, in order."""
-    around = [coordinator, *stages, coordinator]
+    around = [COORDINATOR, *stages, COORDINATOR]
     return [f"{source} -> {target}" for source, target in zip(around, around[1:], strict=False)]
 
 
 def _where(cause: Cause, loop: Loop, stages: Sequence[str]) -> str:
     """The largest contributor, where there are several to choose from."""
     if cause in (Cause.LATENCY, Cause.TRANSMISSION):
-        names = [f"hop {name}" for name in hop_names(stages, "coordinator")]
+        names = [f"hop {name}" for name in hop_names(stages)]
         values = [_hop_part(cause, hop) for hop in loop.hops]
     else:
         names = list(stages)
         values = [_stage_part(cause, place, loop) for place in range(len(loop.stages))]
     value, name = max(zip(values, names, strict=True))
-    return f", most of it {name} ({_milliseconds(value)})" if len(names) > 1 else ""
+    return f" (largest: {name}, {_milliseconds(value)})" if len(names) > 1 else ""
 
 
 def _hop_part(cause: Cause, hop: Hop) -> float:
