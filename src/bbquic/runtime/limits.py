@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bbquic.runtime.accounting import Loop, is_known
-from bbquic.runtime.timing import Hop
+from bbquic.runtime.timing import Hop, Parts, WireLink
 from bbquic.units import BytesPerSecond, Seconds
 
 COORDINATOR = "coordinator"  # as it is called wherever hops have names
@@ -76,6 +76,24 @@ def link_load(hop: str, sent: float, elapsed: Seconds, rate: BytesPerSecond | No
         return None
     speed = sent / elapsed
     return Load(Cause.LINK, f"hop {hop}", speed / rate, f"{_megabytes(speed)} of {_megabytes(rate)}")
+
+
+def stage_loads(name: str, parts: Parts, steps: int, elapsed: Seconds) -> list[Load]:
+    """How busy a stage's lanes were that spent `parts` on `steps` packs in `elapsed`."""
+    inbound, outbound = parts.decode + parts.to_device, parts.to_host + parts.encode
+    figures = f"{parts.compute / max(steps, 1) * 1000:,.1f} ms a step"
+    return [
+        Load(Cause.COMPUTE, name, parts.compute / elapsed, figures),
+        Load(Cause.LANE, f"{name}, inbound", inbound / elapsed),
+        Load(Cause.LANE, f"{name}, outbound", outbound / elapsed),
+    ]
+
+
+def believed_rate(link: WireLink | None) -> BytesPerSecond | None:
+    """What a link carries; None where it was never seen full, and how busy it is cannot be said."""
+    if link is None or link.rate is None or link.is_lower_bound:
+        return None
+    return BytesPerSecond(link.rate)
 
 
 def busiest(loads: Sequence[Load]) -> Load | None:

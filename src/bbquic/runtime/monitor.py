@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 from bbquic.runtime.accounting import Loop, LoopSums, is_known
 from bbquic.runtime.coordinator import Coordinator, StageActivity
-from bbquic.runtime.limits import COORDINATOR, Cause, Load, limit_of, link_load
+from bbquic.runtime.limits import (
+    COORDINATOR,
+    Cause,
+    Load,
+    believed_rate,
+    hop_names,
+    limit_of,
+    link_load,
+    stage_loads,
+)
 from bbquic.runtime.source import RecordSource
 from bbquic.runtime.telemetry import (
     HopStatistics,
@@ -17,7 +26,7 @@ from bbquic.runtime.telemetry import (
     Window,
     remaining_time,
 )
-from bbquic.runtime.timing import Hop, Parts, WireLink
+from bbquic.runtime.timing import Hop, WireLink
 from bbquic.transport.channel import ChannelStatistics
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
@@ -140,12 +149,9 @@ class _Lately:
         loads = [Load(Cause.COORDINATOR, COORDINATOR, self._spent / self._elapsed)]
         for name, parts in zip(self._names, self._change.stages, strict=True):
             loads += stage_loads(name, parts, self._change.steps, self._elapsed)
-        names = [COORDINATOR, *self._names, COORDINATOR]
-        for place, (hop, link) in enumerate(zip(self._change.hops, self._links, strict=True)):
-            way = f"{names[place]} -> {names[place + 1]}"
+        for way, hop, link in zip(hop_names(self._names), self._change.hops, self._links, strict=True):
             load = link_load(way, hop.sent, self._elapsed, believed_rate(link))
-            if load is not None:
-                loads.append(load)
+            loads += [load] if load is not None else []
         return loads
 
     def _hop(self, place: int, source: str, target: str, blocks: str | None) -> HopStatistics:
@@ -189,24 +195,6 @@ class _Lately:
             split=split,
             queued=self._queued[place],
         )
-
-
-def stage_loads(name: str, parts: Parts, steps: int, elapsed: Seconds) -> list[Load]:
-    """How busy a stage's lanes were that spent `parts` on `steps` packs in `elapsed`."""
-    inbound, outbound = parts.decode + parts.to_device, parts.to_host + parts.encode
-    figures = f"{parts.compute / max(steps, 1) * 1000:,.1f} ms a step"
-    return [
-        Load(Cause.COMPUTE, name, parts.compute / elapsed, figures),
-        Load(Cause.LANE, f"{name}, inbound", inbound / elapsed),
-        Load(Cause.LANE, f"{name}, outbound", outbound / elapsed),
-    ]
-
-
-def believed_rate(link: WireLink | None) -> BytesPerSecond | None:
-    """What a link carries; None where it was never seen full, and how busy it is cannot be said."""
-    if link is None or link.rate is None or link.is_lower_bound:
-        return None
-    return BytesPerSecond(link.rate)
 
 
 def shown_flight(hop: Hop | None) -> Seconds | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,10 @@ class TraceWriter:
 
     def record(self, passage: Passage, clocks: Sequence[ClockEstimate | None]) -> None:
         """Take a pack that came around; one from before all clocks are known is left out."""
-        if self.trouble is not None or None in clocks:
-            return
         if self._start is None:
             self._start = passage.launch.at
+        if self.trouble is not None or None in clocks:
+            return
         steady = [self._clock(place, clock) for place, clock in enumerate(clocks) if clock is not None]
         self._pending += self._events(passage, steady)
         if len(self._pending) >= _GROUP:
@@ -172,6 +173,9 @@ class TraceWriter:
             _write_all(self._file, before + lines + _END, self._end)
         except OSError as error:
             self.trouble = f"the trace {self.path} ends early: {error.strerror}"
+            with suppress(OSError):  # what was whole before is so again
+                _write_all(self._file, _END, self._end)
+                os.ftruncate(self._file, self._end + len(_END))
             return
         self._end += len(before) + len(lines)
         if self._end > MOST_BYTES:
