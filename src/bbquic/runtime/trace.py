@@ -46,9 +46,9 @@ Event = dict[str, Any]
 class TraceWriter:
     """Writes each pack that came around; a `Recorder`. Holds a group of events in memory at most."""
 
-    def __init__(self, path: Path, nodes: Sequence[str], start: Seconds) -> None:
-        """`start` is the trace's time 0, on the coordinator's clock. Raises: ConfigError when the file cannot
-        be made."""
+    def __init__(self, path: Path, nodes: Sequence[str], start: Seconds | None = None) -> None:
+        """`start` is the trace's time 0 on the coordinator's clock: before any pack leaves. Without it, time 0
+        is when the first pack that came around had left. Raises: ConfigError when the file cannot be made."""
         self.path = path
         self.trouble: str | None = None  # why the trace ends before the run
         self._nodes = tuple(nodes)
@@ -67,6 +67,8 @@ class TraceWriter:
 
     def record(self, passage: Passage, clocks: Sequence[ClockEstimate | None]) -> None:
         """Take a pack that came around; one from before all clocks are known is left out."""
+        if self._start is None:
+            self._start = passage.launch.at
         if self.trouble is not None or None in clocks:
             return
         steady = [self._clock(place, clock) for place, clock in enumerate(clocks) if clock is not None]
@@ -167,6 +169,7 @@ class TraceWriter:
         ]
 
     def _since_start(self, moment: float) -> float:
+        assert self._start is not None, "nothing is written before a pack came"
         return round((moment - self._start) * 1e6, 3)
 
     def _flush(self) -> None:
