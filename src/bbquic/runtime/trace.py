@@ -8,13 +8,14 @@ sending, flights, whole steps) is a pair of async events, the rest complete even
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from bbquic.errors import ConfigError
 from bbquic.runtime.clocks import ClockEstimate, SteadyClock
@@ -47,12 +48,13 @@ class TraceWriter:
     """Writes each pack that came around; a `Recorder`. Holds a group of events in memory at most."""
 
     def __init__(self, path: Path, nodes: Sequence[str], start: Seconds | None = None) -> None:
-        """`start` is the trace's time 0 on the coordinator's clock: before any pack leaves. Without it, time 0
-        is when the first pack that came around had left. Raises: ConfigError when the file cannot be made."""
+        """`start` is the trace's time 0 on the coordinator's clock, before any pack leaves; without it, the
+        launch of the first pack that came around. Raises: ConfigError when the file cannot be made."""
         self.path = path
         self.trouble: str | None = None  # why the trace ends before the run
         self._nodes = tuple(nodes)
         self._ids = count(1)
+        self._encoder = msgspec.json.Encoder()
         self._clocks: dict[int, SteadyClock] = {}
         self._followed: dict[int, Seconds] = {}
         self._start = start
@@ -179,7 +181,8 @@ class TraceWriter:
 
     def _write(self, events: Sequence[Event], before: bytes) -> None:
         """Append events and the closing bracket in one write, so that the file is whole after it."""
-        lines = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
+        encode = self._encoder.encode
+        lines = b",\n".join(encode(event) for event in events)
         try:
             _write_all(self._file, before + lines + _END, self._end)
         except OSError as error:
