@@ -196,7 +196,8 @@ class Coordinator:
         )
         self.counters.launched[pack.micro_batch] = asyncio.get_running_loop().time()
         self.counters.prompt_tokens += pack.prompt_tokens
-        await self._links[0].channel.send(Message(Kind.ROWS, encode_header(header)))
+        rows = Message(Kind.ROWS, encode_header(header), background=header.can_wait)
+        await self._links[0].channel.send(rows)
 
     async def _feed(self, requests: AsyncIterator[Request]) -> None:
         """Keep the look-ahead full."""
