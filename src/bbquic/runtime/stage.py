@@ -55,10 +55,10 @@ class Output:
 class StageWorker(Protocol):
     """Computes a stage's packs in the order they are given; owns its KV memory.
 
-    `compute` is called in one thread, in the packs' order; `stage_in` and `stage_out` in threads of their own,
-    or for light packs in that of `compute`, so that a light pack may be staged beside a heavy one. All may
-    raise what they like: `stage_errors` makes a StageFailed of it. When `stage_out` returns, every moment of
-    its pack has passed.
+    `compute` is called in one thread, in the packs' order; `stage_in` and `stage_out` in two others, or for
+    light packs in that of `compute`, so that a light pack may be staged beside a heavy one. All may raise
+    what they like: `stage_errors` makes a StageFailed of it. When `stage_out` returns, every moment of its
+    pack has passed.
     """
 
     @property
