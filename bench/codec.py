@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from bbquic.codec.frame import Codec, Shape, decode_untrusted, encode
+from bbquic.codec.frame import Codec, Frame, Shape, decode_untrusted, encode
 from bbquic.codec.planes import WIDTHS, Bits
 from bbquic.codec.table import ShiftTable, TableLearner
 from bench.common import append_result, median, print_bars
@@ -80,7 +80,7 @@ def contenders(dtype: str, shape: Shape, table: ShiftTable) -> list[Contender]:
         return Contender(
             codec.name,
             lambda bits: encode(bits, shape, codec, table),
-            lambda frame: decode_untrusted(frame, shape, tables),
+            lambda frame: decode_untrusted(frame.header, frame.body, shape, tables),
         )
 
     ours = [ours_by(codec) for codec in (Codec.P, Codec.H8, Codec.REC)]
@@ -136,8 +136,12 @@ def compare(bits: Bits, dtype: str, table: ShiftTable, rows: int, rounds: int) -
                 figures = found[one.name]
                 figures.pack.append((middle - start) / repeat / len(batch))
                 figures.unpack.append((end - middle) / repeat / len(batch))
-                figures.size = sum(map(len, packed)) / len(batch) / shape.size
+                figures.size = sum(map(_size, packed)) / len(batch) / shape.size
     return found
+
+
+def _size(packed: Any) -> int:
+    return len(packed.header) + len(packed.body) if isinstance(packed, Frame) else len(packed)
 
 
 def main() -> int:

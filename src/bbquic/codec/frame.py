@@ -60,31 +60,35 @@ class Shape:
         return np.dtype("<u4") if self.itemsize == 4 else np.dtype("<u2")
 
 
-def new_raw(shape: Shape) -> tuple[bytearray, memoryview]:
-    """A raw frame, and the place in it where the tensor's bytes are to be written: its only copy."""
-    frame = bytearray(HEADER.size + shape.size)
-    width = WIDTHS[shape.dtype]
-    HEADER.pack_into(
-        frame, 0, VERSION, Codec.RAW, width, width, shape.rows, shape.columns, NO_TABLE, 0, shape.size, 0
-    )
-    return frame, memoryview(frame)[HEADER.size :]
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A tensor as it travels: HEADER's bytes, and a body of one lane after the other.
+
+    The two are apart so that a tensor sent raw is its own body, without a copy.
+    """
+
+    header: bytes
+    body: Buffer
 
 
-def encode(bits: Bits, shape: Shape, codec: Codec, table: ShiftTable | None = None) -> bytes | bytearray:
-    """A frame of the bits [T, D]; a raw one where the codec saves nothing.
+def encode(bits: Bits, shape: Shape, codec: Codec, table: ShiftTable | None = None) -> Frame:
+    """A frame of the bits [T, D]; a raw one, whose body is their memory, where the codec saves nothing.
 
     REC without a table that fits is H8.
     """
-    if codec is not Codec.RAW:
-        frame = _pack(bits, shape, codec, table)
-        if frame is not None:
-            return frame
-    frame_bytes, place = new_raw(shape)
-    place[:] = np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
-    return frame_bytes
+    frame = None if codec is Codec.RAW else _pack(bits, shape, codec, table)
+    return _raw(bits, shape) if frame is None else frame
 
 
-def _pack(bits: Bits, shape: Shape, codec: Codec, table: ShiftTable | None) -> bytes | None:
+def _raw(bits: Bits, shape: Shape) -> Frame:
+    width = WIDTHS[shape.dtype]
+    header = HEADER.pack(
+        VERSION, Codec.RAW, width, width, shape.rows, shape.columns, NO_TABLE, 0, shape.size, 0
+    )
+    return Frame(header, np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data)
+
+
+def _pack(bits: Bits, shape: Shape, codec: Codec, table: ShiftTable | None) -> Frame | None:
     digest = NO_TABLE
     if codec is Codec.P:
         width = WIDTHS[shape.dtype]
@@ -104,7 +108,7 @@ def _pack(bits: Bits, shape: Shape, codec: Codec, table: ShiftTable | None) -> b
     header = HEADER.pack(
         VERSION, codec, WIDTHS[shape.dtype], width, shape.rows, shape.columns, digest, *sizes, 0
     )
-    return b"".join((header, *lanes))
+    return Frame(header, b"".join(lanes))
 
 
 def effective(bits: Bits, shape: Shape) -> tuple[Width, Bits]:
@@ -116,16 +120,15 @@ def fits(table: ShiftTable, width: Width, shape: Shape) -> bool:
     return table.width is width and table.columns == shape.columns
 
 
-def decode_untrusted(frame: Buffer, shape: Shape, tables: Mapping[bytes, ShiftTable]) -> Bits:
-    """The bits [T, D] of a frame that a peer sent; of a raw one, a view of it.
+def decode_untrusted(header: bytes, body: Buffer, shape: Shape, tables: Mapping[bytes, ShiftTable]) -> Bits:
+    """The bits [T, D] of a frame that a peer sent; of a raw one, a view of its body.
 
     `shape` is what the pack around it says. Raises: RemoteProtocolError naming what is wrong; no memory is
     taken for sizes that the frame claims and `shape` does not.
     """
-    body = memoryview(frame)
-    if len(body) < HEADER.size:
-        raise RemoteProtocolError(f"a frame of {len(body)} bytes is shorter than its header")
-    version, code, dtype, width, rows, columns, digest, high, low, zero = HEADER.unpack_from(body)
+    if len(header) != HEADER.size:
+        raise RemoteProtocolError(f"a frame's header has {len(header)} bytes, not {HEADER.size}")
+    version, code, dtype, width, rows, columns, digest, high, low, zero = HEADER.unpack(header)
     if version != VERSION:
         raise RemoteProtocolError(f"a frame has version {version}, not {VERSION}")
     try:
@@ -136,11 +139,10 @@ def decode_untrusted(frame: Buffer, shape: Shape, tables: Mapping[bytes, ShiftTa
         raise RemoteProtocolError(
             f"a frame says it is [{rows}, {columns}] of type {dtype}, which {shape} is not"
         )
-    if high + low != len(body) - HEADER.size:
-        raise RemoteProtocolError(
-            f"a frame's lanes are {high} and {low} bytes, it has {len(body) - HEADER.size}"
-        )
-    lanes = body[HEADER.size : HEADER.size + high], body[HEADER.size + high :]
+    if high + low != len(body):
+        raise RemoteProtocolError(f"a frame's lanes are {high} and {low} bytes, its body has {len(body)}")
+    view = memoryview(body)
+    lanes = view[:high], view[high:]
     if codec is Codec.RAW:
         if high or low != shape.size:
             raise RemoteProtocolError(f"a raw frame of {high} and {low} bytes is not {shape.size}")
