@@ -33,6 +33,13 @@ def test_transport_runs_and_prints_its_bars() -> None:
         assert f"{bar}: " in done.stdout
 
 
+def test_replay_runs_where_there_can_be_a_network() -> None:
+    command = [sys.executable, "-m", "bench.replay", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step_falcon_7b_E3: " in done.stdout or "no emulated links here" in done.stdout
+
+
 def test_a_bar_is_met_from_its_value_on_and_short_when_not_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,0 +1,119 @@
+"""A stage that computes nothing: it waits as long as its cost table says and sends recorded activations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import cast
+
+from bbquic.errors import PlanRefused
+from bbquic.kv.slab import Arena
+from bbquic.runtime.protocol import PackHeader, PlanHeader, Stage, TokensHeader
+from bbquic.runtime.stage import StageOutput, StageWorker
+from bbquic.runtime.timing import StageTiming
+from bbquic.units import Bytes, Seconds
+from bench.stand_in.activations import SHORT, Pool
+from bench.stand_in.bounds import BYTES_PER_VALUE
+from bench.stand_in.cost import MODEL, CostTable, StandIn
+
+
+class Timer:
+    """Waits without using the processor, and learns by how much the system wakes it late."""
+
+    SHARE = 0.1  # of a new overshoot in the estimate
+    MOST = 1e-3  # seconds; a longer overshoot is a busy machine, which no estimate foresees
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._overshoot = 0.0  # seconds, exponentially averaged
+
+    def wait(self, seconds: float, since: float) -> None:
+        """Return `seconds` after `since` (a moment of the clock), on average."""
+        began = self._clock()
+        asked = since + seconds - self._overshoot - began
+        if asked <= 0:
+            return
+        self._sleep(asked)
+        late = min(self._clock() - began - asked, self.MOST)
+        self._overshoot += self.SHARE * (late - self._overshoot)
+
+
+class _NoArena:
+    """A stand-in stores no keys."""
+
+    nbytes = 0
+
+
+class StandInWorker(StageWorker):
+    """One stage's stand-in. Its tokens are the rows' places in the pack, and never end an answer."""
+
+    def __init__(self, stage: Stage, pool: Pool, cost: CostTable, *, embeds: bool, heads: bool) -> None:
+        self.stage = stage
+        self.arena = cast(Arena, _NoArena())
+        self._pool = pool
+        self._cost = cost
+        self._embeds = embeds
+        self._heads = heads
+        self._timer = Timer()
+
+    @property
+    def weights_bytes(self) -> Bytes:
+        return Bytes(0)
+
+    def body_length(self, pack: PackHeader) -> int:
+        return 0 if self._embeds else pack.token_count * self._pool.hidden * BYTES_PER_VALUE
+
+    def compute(self, pack: PackHeader, body: memoryview, queued: Seconds) -> StageOutput:
+        started = time.monotonic()
+        self._timer.wait(self._cost(pack.token_count), started)
+        if self._heads:
+            tokens = tuple(place for place, row in enumerate(pack.rows) if row.wants_token)
+            timings = (*pack.timings, self._timing(queued, started, 0))
+            header = TokensHeader(pack.job, pack.epoch, pack.micro_batch, pack.step, tokens, timings)
+            return StageOutput(header, memoryview(b""))
+        hidden = self._pool.next_slice(pack.token_count).reshape(-1).view("u1").data
+        onward = PackHeader(
+            pack.job,
+            pack.epoch,
+            pack.micro_batch,
+            pack.step,
+            pack.range,
+            pack.rows,
+            timings=(*pack.timings, self._timing(queued, started, len(hidden))),
+        )
+        return StageOutput(onward, hidden)
+
+    def _timing(self, queued: Seconds, started: float, sent: int) -> StageTiming:
+        waited, computed = round(queued * 1e6), round((queued + time.monotonic() - started) * 1e6)
+        marks = (0, 0, 0, 0, waited, computed, computed, computed, computed, computed)
+        return StageTiming(self.stage.node, started - queued, marks, sent, sent, 0.0)
+
+
+class StandInLoader:
+    """Makes stand-ins from plans; keeps the pool of activations for the next plan of the same size."""
+
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+
+    @property
+    def held_bytes(self) -> Bytes:
+        return Bytes(self._pool.nbytes if self._pool is not None else 0)
+
+    def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
+        """Raises: PlanRefused for a plan of a real model, or in a dtype that was not recorded."""
+        if plan.model != MODEL or plan.dtype not in SHORT:
+            raise PlanRefused(f"a stand-in has no model {plan.model} in {plan.dtype}")
+        wanted = StandIn.of_config(plan.manifest.config)
+        pool = self._pool
+        if pool is None or (pool.dtype, pool.hidden) != (plan.dtype, wanted.hidden) or (
+            pool.most_rows < wanted.most_rows
+        ):
+            report("widening activations")
+            pool = self._pool = Pool(plan.dtype, wanted.hidden, wanted.most_rows)
+        embeds, heads = stage == plan.stages[0], stage == plan.stages[-1]
+        return StandInWorker(stage, pool, wanted.cost, embeds=embeds, heads=heads)
