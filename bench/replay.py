@@ -1,7 +1,7 @@
 """The paper's experiments on emulated links, with stand-ins for its GPUs, beside the physical bound.
 
-`python -m bench.replay [--only MODEL,ENV,...] [--quick] [--bars] [--trace FILE]`. METHODOLOGY.md says what the
-figures mean, and what is assumed.
+`python -m bench.replay [--only MODEL,ENV,...] [--quick] [--bars] [--trace FILE]`. METHODOLOGY.md says
+what the figures mean, and what is assumed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _row(kind: str, run: Run, rate: BytesPerSecond) -> str:
     batch, count = run.cell.batch, run.cell.micro_batches
     limit = run.pipeline.limit(batch, count)
     row = (
-        f"{kind} {e.model} {e.environment} {rate * 8 / 1e6:.0f} Mbit/s {e.delay * 1e3:.0f} ms B={batch} M={count}: "
+        f"{kind} {e.model} {e.environment} {rate * 8 / 1e6:.0f} Mbit/s {e.delay * 1e3:.0f} ms "
+        f"B={batch} M={count}: "
         f"step {m.step * 1e3:.0f} ms, bound {run.bound * 1e3:.0f} ({limit}), x{run.ratio:.3f}; "
         f"{m.tokens_per_second:.1f} tok/s, parts off by {m.accounting.error:.1%}"
     )
@@ -65,7 +66,8 @@ def _row(kind: str, run: Run, rate: BytesPerSecond) -> str:
         paper = f"{e.paper_tokens_per_s:.0f} tok/s without micro-batches"
         if not math.isnan(e.paper_tokens_per_s_microbatch):
             paper += f", {e.paper_tokens_per_s_microbatch:.0f} with"
-        row += f" | paper {paper}; {e.paper_unexplained * 1e3:.0f} of its {e.paper_step * 1e3:.0f} ms unexplained"
+        rest = f"{e.paper_unexplained * 1e3:.0f} of its {e.paper_step * 1e3:.0f} ms unexplained"
+        row += f" | paper {paper}; {rest}"
     return row
 
 
@@ -93,7 +95,7 @@ def _figures(run: Run, rate: BytesPerSecond) -> dict[str, Any]:
 
 
 def fastest_rate(delay_ms: float) -> BytesPerSecond:
-    """What this machine carries between two hosts where the link has no limit: one large message, median of 5."""
+    """What this machine carries between two hosts when no link limits it: a large message, median of 5."""
     link = Link(delay_ms=delay_ms)
     with Wan(mesh("a", "b", link=link), moderation_us=200.0) as wan, Pair(wan, "ours") as pair:
         pair.connect()
@@ -134,7 +136,10 @@ def pairs(replay: Replay, rate: BytesPerSecond, report: Report) -> None:
     lost = cost_of_two(done)
     name = f"two_cost_{replay.experiment.name}"
     report.measured[name] = lost["median"]
-    print(f"{name}: {lost['median']:+.3f} of tokens/s ({lost['min']:+.3f} to {lost['max']:+.3f}, {len(done)} pairs)")
+    print(
+        f"{name}: {lost['median']:+.3f} of tokens/s "
+        f"({lost['min']:+.3f} to {lost['max']:+.3f}, {len(done)} pairs)"
+    )
 
 
 def free_batch(replay: Replay, rate: BytesPerSecond, report: Report) -> None:
@@ -145,8 +150,8 @@ def free_batch(replay: Replay, rate: BytesPerSecond, report: Report) -> None:
     report.measured[f"free_{e.name}"] = free.share
     if free.is_cut:
         print(
-            f"free {e.name}: memory allows {free.allowed} sequences (bound {free.allowed_rate:.0f} tok/s); cut to "
-            f"{free.run.cell.batch}, since a step would last longer than the bench waits"
+            f"free {e.name}: memory allows {free.allowed} sequences (bound {free.allowed_rate:.0f} tok/s); "
+            f"cut to {free.run.cell.batch}, since a step would last longer than the bench waits"
         )
 
 
@@ -157,14 +162,19 @@ def environment(name: str, models: Sequence[str], size: Size, report: Report, *,
     link = Link(delay_ms=delay_ms) if name == "E1" else Link(rate_mbps=stated, delay_ms=delay_ms)
     rate = fastest_rate(delay_ms) if name == "E1" else BytesPerSecond(stated * 1e6 / 8)
     if name == "E1":
-        print(f"E1 at the fastest rate this machine carries, {rate * 8 / 1e6:.0f} Mbit/s, not the paper's {stated:.0f}")
+        print(
+            f"E1 at the fastest rate this machine carries, {rate * 8 / 1e6:.0f} Mbit/s, "
+            f"not the paper's {stated:.0f}"
+        )
     hosts = max(len(experiment(model, name).blocks) for model in models)
     busy_relay = 200.0 if name == "E1" else moderation(link)
     with Cluster(hosts, link, moderation_us=busy_relay) as cluster:
         for model in models:
             replay = Replay(cluster, experiment(model, name), rate, size)
             cluster.set_links(delay_ms=replay.experiment.delay * 1e3)
-            fixed_batch(replay, rate, report, [1, replay.best] if quick or name == "E2" else replay.neighbours())
+            fixed_batch(
+                replay, rate, report, [1, replay.best] if quick or name == "E2" else replay.neighbours()
+            )
             if quick or model == OWN_DELAYS:
                 continue  # their rates and computes are those of llama_30b
             if name == "E1":

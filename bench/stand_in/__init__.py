@@ -1,1 +1,1 @@
-"""Nodes that stand in for GPUs: they wait where a GPU computes and send recorded activations; all else is real."""
+"""Nodes that stand in for GPUs: they wait where a GPU computes, and send recorded activations."""

@@ -1,8 +1,8 @@
 """Recorded activations, widened to a model's hidden size and served a slice a message.
 
-A recorded value is never in a message twice, up to 32 rows: the columns are cut into blocks of 576, as wide as
-the recording, and each block of a row shows another recorded moment of another layer. Where a message has more
-rows, values do come again, but behind another order of the channels, so that an LZ coder finds no copies.
+A recorded value is never in a message twice, up to 32 rows: the columns are cut into blocks of 576, as wide
+as the recording, and each block of a row shows another recorded moment. Where a message has more rows, values
+do come again, but behind another order of the channels, so that an LZ coder finds no copies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def widened(dtype: str, hidden: int, rows: int, seed: int = 1) -> Bits:
 def widen(recorded: NDArray[T], hidden: int, rows: int, seed: int = 1) -> NDArray[T]:
     """From [moments, requests, channels] to [rows, hidden].
 
-    Every 32 rows (a group) the channels of each block are in another order, and the blocks show other moments.
+    Every 32 rows (a group) the channels of each block are in another order, and blocks show other moments.
     Row r shows request r mod 32 in all its blocks, so that any 32 rows on end have no recorded value twice.
     Raises: ValueError where the recording is too small for `hidden`.
     """

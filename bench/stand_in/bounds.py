@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bbquic.transport.message import MAX_MESSAGE
 from bbquic.runtime.protocol import MAX_ROWS
+from bbquic.transport.message import MAX_MESSAGE
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 from bench.stand_in.cost import CostTable
 
@@ -53,7 +53,7 @@ class Pipeline:
         return Seconds(self.stages * self.cost(rows) + hops + last_leg)
 
     def step(self, batch: int, micro_batches: int) -> Seconds:
-        """Least time between a sequence's tokens; the larger micro-batches decide where M does not divide B."""
+        """Least time between a sequence's tokens. Where M does not divide B, the larger packs decide."""
         rows = -(-batch // micro_batches)
         return Seconds(max(micro_batches * self.cycle(rows), self.loop(rows)))
 

@@ -17,7 +17,7 @@ TAIL = 2
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A pipeline of stand-ins and its load: `batch` sequences of `steps` tokens, of which `warm_up` do not count."""
+    """A pipeline of stand-ins and its load: `batch` sequences of `steps` tokens, not all of which count."""
 
     blocks: tuple[int, ...]  # of each stage
     stand_in: StandIn
@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Median seconds of each part of a step; `hop_1` leads to stage 1, the last one back to the coordinator."""
+    """Median seconds of each part of a step; `hop_1` leads to stage 1, the last one to the coordinator."""
 
     parts: dict[str, float]
     step: Seconds  # median, of the same passes
@@ -63,15 +63,18 @@ def measure(cell: Cell, passes: Sequence[Passed]) -> Measured:
     """Figures of a run. A step lasts from a micro-batch's tokens to its next ones."""
     steps: list[float] = []
     parts: dict[str, list[float]] = defaultdict(list)
-    counted: list[Passed] = []
+    rate = 0.0
     for following in _by_micro_batch(cell, passes).values():
-        for before, after in zip(following[cell.warm_up - 1 :], following[cell.warm_up : -TAIL], strict=False):
+        before, counted = following[cell.warm_up - 1], following[cell.warm_up : cell.warm_up + cell.counted]
+        took = counted[-1].received - before.received
+        rate += sum(one.tokens for one in counted) / took
+        for after in counted:
             steps.append(after.received - before.received)
-            counted.append(after)
             for name, seconds in _parts(before, after).items():
                 parts[name].append(seconds)
+            before = after
     accounting = Accounting({name: median(values) for name, values in parts.items()}, Seconds(median(steps)))
-    return Measured(accounting.step, tuple(steps), _rate(counted), accounting)
+    return Measured(accounting.step, tuple(steps), rate, accounting)
 
 
 def _by_micro_batch(cell: Cell, passes: Sequence[Passed]) -> dict[int, list[Passed]]:
@@ -82,7 +85,9 @@ def _by_micro_batch(cell: Cell, passes: Sequence[Passed]) -> dict[int, list[Pass
     assert len(found) == cell.micro_batches, f"{sorted(found)} of {cell.micro_batches} micro-batches ran"
     for micro_batch, following in found.items():
         following.sort(key=lambda one: one.step)
-        assert len(following) >= cell.steps, f"micro-batch {micro_batch}: {len(following)} of {cell.steps} passes"
+        assert len(following) >= cell.steps, (
+            f"micro-batch {micro_batch}: {len(following)} of {cell.steps} passes"
+        )
     return found
 
 
@@ -100,10 +105,3 @@ def _parts(before: Passed, after: Passed) -> dict[str, float]:
         left = timing.arrived + timing.parts.total
     parts[f"hop_{len(after.timings) + 1}"] = after.received - left
     return parts
-
-
-def _rate(counted: Sequence[Passed]) -> float:
-    """Tokens a second between the first and the last counted arrival."""
-    arrivals = sorted(counted, key=lambda one: one.received)
-    took = arrivals[-1].received - arrivals[0].received
-    return sum(one.tokens for one in arrivals[1:]) / took

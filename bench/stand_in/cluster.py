@@ -31,7 +31,7 @@ class Passes(msgspec.Struct):
 
 
 class Cluster:
-    """Nodes on hosts a, b, ... with like links between any two, and the coordinator on a. A context manager."""
+    """Nodes on hosts a, b, ..., like links between any two, the coordinator on a. A context manager."""
 
     def __init__(self, nodes: int, link: Link, *, moderation_us: float = 0.0) -> None:
         self._hosts = HOSTS[:nodes]
@@ -65,9 +65,7 @@ class Cluster:
         names = [f"node-{host}" for host in self._hosts]
         for name in (*names, COORDINATOR):
             new_identity(name, keys)
-        peers = {
-            name: (self.wan.address(host), PORT) for name, host in zip(names, self._hosts, strict=True)
-        }
+        peers = {name: (self.wan.address(host), PORT) for name, host in zip(names, self._hosts, strict=True)}
         setup = {"keys": str(keys), "peers": peers, "host": self.wan.address(self._hosts[0])}
         nodes = [self._process(host, "node") for host in self._hosts]
         self._coordinator = self._process(self._hosts[0], "coordinator")

@@ -1,7 +1,7 @@
 """The coordinator of replays: `python -m bench.stand_in.coordinator`, on the first stage's host of bench.wan.
 
-Reads `{"keys": folder, "host": address, "peers": {...}}` and prints `{"open": true}`; then a `Cell` as JSON each
-time, runs it through the real scheduler and coordinator, and prints the passes: `{"passes": [...]}`.
+Reads `{"keys": folder, "host": address, "peers": {...}}` and prints `{"open": true}`; then a `Cell` as JSON
+each time, runs it through the real scheduler and coordinator, and prints the passes: `{"passes": [...]}`.
 """
 
 from __future__ import annotations

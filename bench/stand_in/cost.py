@@ -1,4 +1,4 @@
-"""How long a stand-in computes, and how a stage is told: by the plan's manifest, as a real one learns its model."""
+"""How long a stand-in computes, and how a stage is told: by the plan's manifest, as of a model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A node process with a stand-in for its device: `python -m bench.stand_in.node`, inside a host of bench.wan.
 
-Reads one line, `{"name": ..., "keys": folder, "peers": {name: [host, port]}}`, prints `{"listening": port}`, and
-serves until its input ends. All but the worker is what `bbquic node` runs.
+Reads one line, `{"name": ..., "keys": folder, "peers": {name: [host, port]}}`, prints `{"listening": port}`,
+and serves until its input ends. All but the worker is what `bbquic node` runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What passes between a coordinator and its stages, noted with the time: a channel in front of the real one."""
+"""What passes between a coordinator and its stages, with the time: a channel before the real one."""
 
 from __future__ import annotations
 

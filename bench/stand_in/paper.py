@@ -1,4 +1,4 @@
-"""The paper's experiments, read from its tables: what to replay, and what the paper got (arXiv:2604.21072v1)."""
+"""The paper's experiments, read from its tables: what to replay, and what it got (arXiv:2604.21072v1)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ OWN_DELAYS = "llama_30b_own"  # LLaMA-30B on the delays that its own figure impl
 KV_MEMORY = Bytes(16_000_000_000)  # a node, for KV alone
 SEQUENCE_TOKENS = 256
 
-# K/V heads and their size, from the models' public config.json: tiiuae/falcon-7b (multi_query), tiiuae/falcon-40b
-# (num_kv_heads), mistralai/Mixtral-8x7B-v0.1 (num_key_value_heads), huggyllama/llama-30b (all 52 heads).
+# K/V heads and their size, from the models' public config.json: tiiuae/falcon-7b (multi_query),
+# tiiuae/falcon-40b (num_kv_heads), mistralai/Mixtral-8x7B-v0.1 (num_key_value_heads),
+# huggyllama/llama-30b (all 52 heads).
 KV_SHAPES: Mapping[str, tuple[int, int]] = {
     "falcon_7b": (1, 64),
     "falcon_40b": (8, 64),

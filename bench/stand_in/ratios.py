@@ -12,8 +12,8 @@ import zstandard
 
 from bench.stand_in.activations import Bits
 
-# Size in % of the raw message, of messages of 416 KB of the recorded model itself: measured once, on the whole
-# recording of which bench/data holds a sample.
+# Size in % of the raw message, of messages of 416 KB of the recorded model itself: measured once, on the
+# whole recording of which bench/data holds a sample.
 EXPECTED: Mapping[str, tuple[float, float]] = {  # P, H8
     "bfloat16": (71.6, 0.95 * 71.6),
     "float16": (86.0, 86.0),
@@ -55,7 +55,7 @@ def h8_percent(values: Bits) -> float:
 def check_ratios(dtype: str, values: Bits) -> tuple[float, float]:
     """P's and H8's sizes in %, of a message of 32 rows.
 
-    Raises: AssertionError where one is further than `TOLERANCE` from what the recorded model's own messages give.
+    Raises: AssertionError where one is further than `TOLERANCE` from what the model's own messages give.
     """
     found = p_percent(values), h8_percent(values)
     for name, percent, expected in zip(("P", "H8"), found, EXPECTED[dtype], strict=True):

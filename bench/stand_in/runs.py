@@ -1,4 +1,4 @@
-"""The three things a replay asks of an experiment: the paper's batch by M, M = 1 against 2, and the free batch."""
+"""What a replay asks of an experiment: the paper's batch by M, M = 1 against 2, the free batch."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _best_rate(pipeline: Pipeline, batch: int) -> float:
 
 
 def cost_of_two(pairs: Sequence[tuple[Run, Run]]) -> dict[str, float]:
-    """Share of tokens/s lost by M = 2 against M = 1: median of the pairs, least and largest (of seven pairs the
-    median lies between these two with 98 %)."""
+    """Share of tokens/s lost by M = 2 against M = 1: median of the pairs, and the least and largest, between
+    which the true median lies with 98 % where there are seven."""
     lost = [1 - one.measured.step / two.measured.step for one, two in pairs]
     return {"min": min(lost), "median": median(lost), "max": max(lost)}

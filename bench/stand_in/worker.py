@@ -110,8 +110,10 @@ class StandInLoader:
             raise PlanRefused(f"a stand-in has no model {plan.model} in {plan.dtype}")
         wanted = StandIn.of_config(plan.manifest.config)
         pool = self._pool
-        if pool is None or (pool.dtype, pool.hidden) != (plan.dtype, wanted.hidden) or (
-            pool.most_rows < wanted.most_rows
+        if (
+            pool is None
+            or (pool.dtype, pool.hidden) != (plan.dtype, wanted.hidden)
+            or (pool.most_rows < wanted.most_rows)
         ):
             report("widening activations")
             pool = self._pool = Pool(plan.dtype, wanted.hidden, wanted.most_rows)

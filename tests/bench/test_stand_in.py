@@ -121,7 +121,7 @@ def test_the_timer_makes_up_for_a_system_that_wakes_it_late() -> None:
 
 
 def simulated_step(pipeline: Pipeline, batch: int, micro_batches: int) -> float:
-    """Oracle: micro-batches go round over stages and hops that serve one at a time, first come, first served."""
+    """Oracle: micro-batches go round over stages and hops that serve one at a time, in order."""
     rows = batch // micro_batches
     compute, send = pipeline.cost(rows), pipeline.serialisation(rows)
     resources = [(compute, 0.0)]
@@ -205,17 +205,21 @@ def test_what_the_paper_leaves_unexplained_in_one_data_centre() -> None:
     assert math.isnan(experiment("falcon_40b", "E1").paper_tokens_per_s_microbatch)
 
 
-def passes_of(cell: Cell, step: float) -> list[Passed]:
-    """Passes of two stages, each of 10 ms with 3 ms of queue, hops of 5, 20 and 25 ms; the rest is ours."""
+def passes_of(cell: Cell, step: float, wandering: float = 0.0) -> list[Passed]:
+    """Passes of two stages, each of 10 ms with 3 ms of queue, and hops of 5, 20 and 25 ms; the rest of a step
+    is the coordinator's. `wandering` seconds more are in each of the hops by turns.
+    """
     marks = (0, 0, 0, 0, 3000, 13000, 13000, 13000, 13000, 13000)
     passes = []
     for micro_batch in range(cell.micro_batches):
         for number in range(cell.steps):
-            received = (number + 1) * step + 0.001 * micro_batch
-            sent = received - 0.076
-            timings = (
-                StageTiming("a", sent + 0.005, marks, 0, 0, 0.0),
-                StageTiming("b", sent + 0.005 + 0.013 + 0.020, marks, 0, 0, 0.0),
+            late = [wandering * (number % 3 == hop) for hop in range(3)]
+            received = (number + 1) * (step + wandering) + 0.001 * micro_batch
+            sent = received - 0.076 - wandering
+            first = sent + 0.005 + late[0]
+            second = first + 0.013 + 0.020 + late[1]
+            timings = tuple(
+                StageTiming(name, at, marks, 0, 0, 0.0) for name, at in (("a", first), ("b", second))
             )
             passes.append(Passed(micro_batch, number + 1, sent, received, 16, timings))
     return passes
@@ -231,18 +235,18 @@ def test_the_parts_of_a_step_are_all_of_it() -> None:
     parts = measured.accounting.parts
     assert parts["compute"] == pytest.approx(0.020)
     assert parts["queue"] == pytest.approx(0.006)
-    assert (parts["hop_1"], parts["hop_2"]) == (pytest.approx(0.005), pytest.approx(0.020))
+    assert parts["hop_1"] == pytest.approx(0.005)
+    assert parts["hop_2"] == pytest.approx(0.020)
     assert parts["hop_3"] == pytest.approx(0.025)
     assert parts["coordinator"] == pytest.approx(0.024)
     assert measured.accounting.error == pytest.approx(0.0, abs=1e-9)
-    assert measured.tokens_per_second == pytest.approx(32 / 0.1, rel=0.2)  # of a window of few steps
+    assert measured.tokens_per_second == pytest.approx(32 / 0.1)
 
 
-def test_a_part_that_nobody_noted_shows_as_an_error() -> None:
-    passes = passes_of(CELL, step=0.1)
-    for one in passes[::2]:
-        one.sent += 0.03  # half of the passes lose 30 ms to nowhere before the first hop
-    assert measure(CELL, passes).accounting.error > 0.05
+def test_a_delay_that_no_part_has_in_the_median_shows_as_an_error() -> None:
+    accounting = measure(CELL, passes_of(CELL, step=0.1, wandering=0.012)).accounting
+    assert accounting.step == pytest.approx(0.112)
+    assert accounting.error == pytest.approx(0.012 / 0.112)
 
 
 def test_first_and_last_passes_do_not_count() -> None:
