@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbquic.cli.figures import (
-    COLUMNS,
     duration,
     fill,
-    loop_rows,
     milliseconds,
     plain_line,
     printable,
@@ -21,7 +19,9 @@ from bbquic.cli.figures import (
     throughput,
     token_rate,
 )
-from bbquic.runtime.telemetry import HopStatistics, JobStatistics, StageStatistics
+from bbquic.runtime.accounting import Loop
+from bbquic.runtime.telemetry import FirstTokens, JobStatistics
+from bbquic.runtime.timing import Hop, Parts
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 
@@ -166,33 +166,38 @@ def test_a_summary_of_answers_to_a_pipe_does_not_promise_to_go_on() -> None:
     assert lines[-1] == "unfinished: only a file (-o) can be gone on with"
 
 
-def stage(node: str, first: int, last: int, compute: float | None = None) -> StageStatistics:
-    return StageStatistics(node, first, last, None if compute is None else Seconds(compute), None, None)
+LOOP = Loop(
+    Seconds(0.1),
+    (Parts(*map(Seconds, (0.0, 0.0, 0.0, 0.05, 0.0, 0.0, 0.01))),),
+    (
+        Hop(Seconds(0), Seconds(0.03), Seconds(0.001), Bytes(9), Bytes(9), None),
+        Hop(Seconds(0), Seconds(0.01), Seconds(0.001), Bytes(9), Bytes(9), None),
+    ),
+)
 
 
-def hop(source: str, target: str, blocks: str | None) -> HopStatistics:
-    return HopStatistics(source, target, blocks, Seconds(0.02), Bytes(1500), 3, None)
-
-
-def test_a_row_joins_a_hop_with_the_stage_that_it_leads_to() -> None:
-    job = JobStatistics(hops=(hop("here", "a", "0-9"),), stages=(stage("a", 0, 9, 0.0123),))
-    assert loop_rows(job) == [("here -> a", "0-9", "12.3 ms", "-", "-", "20.0 ms", "1.5 kB", "-")]
-    assert len(loop_rows(job)[0]) == len(COLUMNS)
-
-
-def test_the_hop_back_has_no_stage_even_where_one_runs_beside_the_coordinator() -> None:
-    job = JobStatistics(hops=(hop("b", "a", None), hop("a", "a", "0-9")), stages=(stage("a", 0, 9, 0.0123),))
-    assert [row[:3] for row in loop_rows(job)] == [("b -> a", "", ""), ("a -> a", "0-9", "12.3 ms")]
-
-
-def test_two_stages_of_one_node_are_told_apart_by_their_blocks() -> None:
+def test_first_tokens_and_the_limit_are_part_of_a_plain_line() -> None:
     job = JobStatistics(
-        hops=(hop("x", "a", "5-9"), hop("x", "a", "0-4")),
-        stages=(stage("a", 0, 4, 0.001), stage("a", 5, 9, 0.002)),
+        first_tokens=FirstTokens(9, Seconds(0.8), Seconds(2.1)), limit="home-a: compute busy 97 %\n"
     )
-    assert [row[2] for row in loop_rows(job)] == ["2.0 ms", "1.0 ms"]
+    line = plain_line(job)
+    assert "first token 0.8 s (95 %: 2.1 s)" in line
+    assert line.endswith("limit: home-a: compute busy 97 %\N{REPLACEMENT CHARACTER}")
 
 
-def test_a_stage_that_no_hop_leads_to_has_a_row_of_its_own() -> None:
-    job = JobStatistics(stages=(stage("a", 0, 9),))
-    assert loop_rows(job) == [("a", "0-9", "-", "-", "-", "", "", "")]
+def test_a_summary_says_where_the_average_step_went_and_what_set_the_pace() -> None:
+    job = JobStatistics(
+        done=1,
+        total=1,
+        elapsed=Seconds(2),
+        loop=LOOP,
+        limit="latency: much",
+        first_tokens=FirstTokens(1, Seconds(1), Seconds(1)),
+    )
+    assert summary_lines(job, "a.jsonl") == [
+        "answered 1 of 1 line, in 2.0 s",
+        "time to first token: 1.0 s (95 %: 1.0 s)",
+        "average step: 100 ms: compute 50 %, latency 40 %, waiting 10 %",
+        "limit over the run: latency: much",
+        "answers: a.jsonl",
+    ]

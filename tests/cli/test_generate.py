@@ -103,6 +103,8 @@ def test_strict_refuses_a_bad_file_before_any_work(tiny: Path, tmp_path: Path) -
         (("generate", "here.jsonl", "--split", "10,x"), "10,x"),
         (("generate", "here.jsonl", "--nodes", "a,b"), "--nodes"),
         (("node", "--peers", "nowhere.toml"), "nowhere.toml"),
+        (("top", "--peers", "nowhere.toml"), "nowhere.toml"),
+        (("generate", "here.jsonl", "--trace", "nowhere/t.json"), "nowhere/t.json"),
         (("certs", "new", "No Name"), "No Name"),
         (("model", "get", "unheard-of"), "unheard-of"),
     ],
@@ -217,6 +219,24 @@ def test_a_cluster_of_keys_made_by_hand_answers_and_refuses_a_stranger(tiny: Pat
     code, _, err = finished(bbquic(*run, "--peers", others, "--key", home / "stranger.key", cwd=home))
     assert code == 1
     assert "not pinned" in err
+
+    top = ("top", "--peers", peers, "--key", home / "guest.key")
+    code, out, err = finished(bbquic(*top, "--once", cwd=home))
+    assert code == 3, err  # laptop and guest have an address, and no node
+    names_of_fields, *fields = (line.split("\t") for line in out.splitlines())
+    watched = {row[0]: dict(zip(names_of_fields, row, strict=True)) for row in fields}
+    assert [watched[name]["state"] for name in names[:3]] == ["up"] * 3
+    assert [watched[name]["activity"] for name in names[:3]] == ["idle"] * 3
+    assert all("±" in watched[name]["clock"] for name in names[:3])
+    assert watched["laptop"]["state"].startswith("down: ")
+
+    watching = bbquic(*top, cwd=home)
+    assert watching.stderr is not None
+    assert watching.stderr.readline().startswith("node\tstate")
+    watching.send_signal(signal.SIGINT)
+    code, _, err = finished(watching)
+    assert code == 0
+    assert "Traceback" not in err
 
     for process in nodes.values():
         process.send_signal(signal.SIGTERM)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ from bbquic.cli.render import (
     LiveView,
     PlainView,
     View,
+    draw_cluster,
     draw_job,
     make_console,
     make_view,
@@ -28,11 +30,29 @@ from bbquic.cli.render import (
     showing,
 )
 from bbquic.errors import BBQuicError, ConfigError
-from bbquic.runtime.telemetry import HopStatistics, JobStatistics, StageStatistics
+from bbquic.runtime.accounting import Loop
+from bbquic.runtime.telemetry import (
+    ClusterStatistics,
+    FirstTokens,
+    HopStatistics,
+    JobStatistics,
+    NodeStatistics,
+    StageStatistics,
+)
+from bbquic.runtime.timing import Hop, Parts
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
+SPLIT = Parts(*map(Seconds, (0.001, 0.002, 0.0, 0.045, 0.0, 0.003, 0.009)))
+LOOP = Loop(
+    Seconds(0.1),
+    (SPLIT,),
+    (
+        Hop(Seconds(0), Seconds(0.02), Seconds(0.001), Bytes(9), Bytes(9), None),
+        Hop(Seconds(0), Seconds(0.02), Seconds(0.001), Bytes(9), Bytes(9), None),
+    ),
+)
 JOB = JobStatistics(
     done=412,
     total=1000,
@@ -41,14 +61,21 @@ JOB = JobStatistics(
     eta=Seconds(200),
     waiting_for="node berlin: its answer to step 12",
     hops=(
-        HopStatistics("here", "paris", "0-14", Seconds(0.012), Bytes(12_000_000), 99, BytesPerSecond(1.2e6)),
+        HopStatistics(
+            *("here", "paris", "0-14", Seconds(0.012), Bytes(12_000_000), 99, BytesPerSecond(1.2e6)),
+            *(BytesPerSecond(25e6), False, 0.001, Bytes(18_000_000), Seconds(0.001), Seconds(0.0213)),
+            *(Seconds(0.0004), 0.05),
+        ),
         HopStatistics("paris", "berlin", "15-29", Seconds(0.031), Bytes(9_000_000), 99, None),
         HopStatistics("berlin", "here", None, None, Bytes(0), 0, None),
     ),
     stages=(
-        StageStatistics("paris", 0, 14, Seconds(0.045), Seconds(0.001), 0.93),
+        StageStatistics("paris", 0, 14, Seconds(0.045), Seconds(0.001), 0.93, SPLIT, (0, 2, 0, 1)),
         StageStatistics("berlin", 15, 29, None, None, None),
     ),
+    loop=LOOP,
+    first_tokens=FirstTokens(99, Seconds(0.8), Seconds(2.1)),
+    limit="paris: compute busy 93 % (45.0 ms a step)",
 )
 
 
@@ -82,6 +109,14 @@ def ticks(count: int) -> Callable[[float], Awaitable[None]]:
     return pause
 
 
+def live(source: Callable[[], JobStatistics], console: Console, **more: Any) -> LiveView:
+    return LiveView(lambda width: draw_job(source(), "", width), console, **more)
+
+
+def lines(source: Callable[[], JobStatistics]) -> Callable[[], list[str]]:
+    return lambda: [plain_line(source())]
+
+
 def run_to_its_end(view: View) -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(view.run())
@@ -101,10 +136,17 @@ def test_a_wide_frame_shows_all_that_is_known() -> None:
     ):
         assert words in frame
     assert "waiting for node berlin: its answer to step 12" in frame
+    assert "limit: paris: compute busy 93 % (45.0 ms a step)" in frame
+    assert "first token 0.8 s (95 %: 2.1 s)" in frame
     rows = [line.split() for line in frame.splitlines() if "->" in line]
-    assert " ".join(rows[0]) == "here -> paris 0-14 45.0 ms 1.0 ms 93 % 12.0 ms 12.0 MB 1.2 MB/s"
-    assert rows[1][:4] == ["paris", "->", "berlin", "15-29"]
+    hop = "here -> paris 25.0 MB/s 12.0 ms 0.1 % 1.2 MB/s 5 % 12.0 MB 1.50 21.3 ±0.4 ms"
+    assert " ".join(rows[0]) == hop
+    assert rows[1][:3] == ["paris", "->", "berlin"]
     assert rows[2][:3] == ["berlin", "->", "here"]
+    stage = next(line for line in frame.splitlines() if line.startswith("paris  0-14"))
+    assert stage.split() == "paris 0-14 60.0 ms d....CCCCCCCCCCCCCCCCCCe 0 2 0 1 93 % 7 %".split()
+    assert "step 100 ms ~~~" in frame
+    assert "C compute" in frame
 
 
 def test_a_frame_needs_no_colour() -> None:
@@ -118,8 +160,9 @@ def test_no_line_of_a_frame_is_wider_than_the_terminal(width: int) -> None:
 
 def test_a_narrow_frame_keeps_the_hops_and_drops_columns() -> None:
     header = next(line for line in drawn(JOB, 45).splitlines() if line.startswith("hop"))
-    assert "compute" in header
-    assert "sent" not in header
+    assert "link" in header
+    assert "rtt" in header
+    assert "ratio" not in header
     assert sum("->" in line for line in drawn(JOB, 45).splitlines()) == 3
 
 
@@ -148,13 +191,51 @@ def test_any_job_can_be_drawn_at_any_width(done: int, total: int | None, width: 
     drawn(job, width)
 
 
+def node(name: str, **more: Any) -> NodeStatistics:
+    return NodeStatistics(name, "127.0.0.1:1", **more)
+
+
+CLUSTER = ClusterStatistics(
+    (
+        node(
+            "paris",
+            activity="computing micro-batch 1, step 7",
+            since=Seconds(0.1),
+            job="0" * 16,
+            rtt=Seconds(0.012),
+            offset=Seconds(0.0123),
+            uncertainty=Seconds(0.0004),
+            stage=JOB.stages[0],
+            hop=JOB.hops[0],
+        ),
+        node("berlin", trouble="no answer for 10 s\x1b[2J"),
+    ),
+    (("0" * 16, "paris: compute busy 93 %"),),
+)
+
+
+@pytest.mark.parametrize("width", [160, 100, 60, 25])
+def test_a_cluster_is_drawn_with_those_that_do_not_answer(width: int) -> None:
+    console = terminal(width=width)
+    console.print(draw_cluster(CLUSTER, width))
+    frame = text_of(console)
+    assert "\x1b" not in frame
+    assert max(len(line) for line in frame.splitlines()) <= width
+    assert "paris" in frame
+    if width >= 100:
+        assert "does not answer: no answer for 10 s" in frame
+        assert "+12.3 ±0.4 ms" in frame
+        assert "paris: compute busy 93 %" in frame
+        assert "computing micro-batch 1, step 7" in frame
+
+
 # The live view
 
 
 def test_a_live_view_redraws_and_gives_the_cursor_back_when_it_is_cancelled() -> None:
     console = terminal()
     counts = iter(range(100))
-    run_to_its_end(LiveView(lambda: replace(JOB, done=next(counts)), console, pause=ticks(3)))
+    run_to_its_end(live(lambda: replace(JOB, done=next(counts)), console, pause=ticks(3)))
     output = text_of(console)
     assert output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)
     for count in range(5):  # at the start, after each pause, and as it ends
@@ -164,7 +245,7 @@ def test_a_live_view_redraws_and_gives_the_cursor_back_when_it_is_cancelled() ->
 def test_a_live_view_ends_on_the_last_figures() -> None:
     console = terminal()
     counts = iter(range(100))
-    run_to_its_end(LiveView(lambda: replace(JOB, done=next(counts)), console, pause=ticks(0)))
+    run_to_its_end(live(lambda: replace(JOB, done=next(counts)), console, pause=ticks(0)))
     assert " 1 of 1,000" in text_of(console)[text_of(console).index(" 0 of 1,000") :]
 
 
@@ -172,7 +253,7 @@ def test_a_live_view_gives_the_cursor_back_when_its_source_fails() -> None:
     console = terminal()
     frames = [JOB, JOB]
     with pytest.raises(IndexError):
-        asyncio.run(LiveView(frames.pop, console, pause=ticks(9)).run())
+        asyncio.run(live(frames.pop, console, pause=ticks(9)).run())
     assert text_of(console).rindex(SHOW_CURSOR) > text_of(console).rindex(HIDE_CURSOR)
 
 
@@ -183,10 +264,10 @@ def test_a_live_view_follows_the_terminal_when_it_is_resized() -> None:
         console.width = 30
         return JOB
 
-    run_to_its_end(LiveView(source, console, pause=ticks(1)))
+    run_to_its_end(live(source, console, pause=ticks(1)))
     last = text_of(console)[text_of(console).rindex("412 of") :]
     assert "berlin" in last
-    assert "sent" not in last
+    assert "ratio" not in last
 
 
 def test_a_live_view_writes_to_a_real_terminal_and_leaves_standard_output_alone(
@@ -197,7 +278,7 @@ def test_a_live_view_writes_to_a_real_terminal_and_leaves_standard_output_alone(
         with os.fdopen(theirs, "w") as screen:
             console = Console(file=screen, width=100, height=40)
             assert console.is_terminal
-            run_to_its_end(LiveView(lambda: JOB, console, pause=ticks(1)))
+            run_to_its_end(live(lambda: JOB, console, pause=ticks(1)))
         output = os.read(ours, 1 << 16).decode()
     finally:
         os.close(ours)
@@ -212,7 +293,7 @@ def test_a_live_view_writes_to_a_real_terminal_and_leaves_standard_output_alone(
 def test_a_plain_view_prints_a_line_after_each_interval() -> None:
     out = io.StringIO()
     counts = iter(range(100))
-    run_to_its_end(PlainView(lambda: replace(JOB, done=next(counts)), out, pause=ticks(3)))
+    run_to_its_end(PlainView(lines(lambda: replace(JOB, done=next(counts))), out, pause=ticks(3)))
     assert out.getvalue() == "".join(f"{plain_line(replace(JOB, done=n))}\n" for n in range(3))
 
 
@@ -223,13 +304,13 @@ def test_a_plain_view_pauses_as_long_as_it_is_told() -> None:
         asked.append(seconds)
         raise asyncio.CancelledError
 
-    run_to_its_end(PlainView(lambda: JOB, io.StringIO(), interval=Seconds(30), pause=pause))
+    run_to_its_end(PlainView(lines(lambda: JOB), io.StringIO(), interval=Seconds(30), pause=pause))
     assert asked == [30]
 
 
 def test_a_plain_view_without_an_interval_is_refused() -> None:
     with pytest.raises(ValueError, match="interval"):
-        PlainView(lambda: JOB, io.StringIO(), interval=Seconds(0))
+        PlainView(lines(lambda: JOB), io.StringIO(), interval=Seconds(0))
 
 
 def test_a_view_whose_reader_went_away_ends_quietly() -> None:
@@ -238,7 +319,7 @@ def test_a_view_whose_reader_went_away_ends_quietly() -> None:
     fd = io.FileIO(writer, "w")
     try:
         out = io.TextIOWrapper(fd, write_through=True)
-        asyncio.run(PlainView(lambda: JOB, out, pause=ticks(1)).run())
+        asyncio.run(PlainView(lines(lambda: JOB), out, pause=ticks(1)).run())
         out.detach()
     finally:
         fd.close()
@@ -275,7 +356,7 @@ def test_a_view_is_shown_for_as_long_as_the_body_runs() -> None:
             started.set()
             return JOB
 
-        async with showing(LiveView(source, console)):
+        async with showing(live(source, console)):
             await started.wait()
             assert SHOW_CURSOR not in text_of(console)
 
@@ -287,7 +368,7 @@ def test_a_body_that_fails_gets_its_error_and_the_cursor_back() -> None:
     console = terminal()
 
     async def body() -> None:
-        async with showing(LiveView(lambda: JOB, console)):
+        async with showing(live(lambda: JOB, console)):
             await asyncio.sleep(0)
             raise ConfigError("no")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbquic.runtime.telemetry import JobStatistics, RateMeter, remaining_time
+from bbquic.runtime.telemetry import JobStatistics, Quantiles, RateMeter, Window, remaining_time
 from bbquic.units import Seconds
 
 START = Seconds(1000.0)
@@ -91,3 +92,33 @@ def test_the_remaining_time_follows_the_pace_so_far() -> None:
     assert remaining_time(10, 30, Seconds(20)) == Seconds(60)
     assert remaining_time(10, 0, Seconds(20)) == Seconds(0)
     assert remaining_time(0, 30, Seconds(20)) is None
+
+
+@given(st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=200), st.sampled_from([0.5, 0.95, 1.0]))
+def test_a_quantile_is_that_of_the_sorted_list_to_a_few_percent(values: list[float], share: float) -> None:
+    quantiles = Quantiles()
+    for value in values:
+        quantiles.add(value)
+    exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    assert quantiles.at(share) == pytest.approx(exact, rel=0.03)
+
+
+def test_a_quantile_of_nothing_is_not_known_and_odd_durations_do_not_matter() -> None:
+    quantiles = Quantiles()
+    assert quantiles.first_tokens() is None
+    for odd in (0.0, -1.0, 1e300):
+        quantiles.add(odd)
+    assert quantiles.first_tokens() is not None
+    assert len(quantiles._counts) == 2
+
+
+def test_a_window_begins_where_it_says_and_keeps_no_more_than_it_needs() -> None:
+    window = Window(Seconds(10), at(0), 0)
+    assert window.before == (at(0), 0)
+    for step in range(1, 10_000):
+        window.add(at(step / 100), step)
+        began, value = window.before
+        assert value == pytest.approx((began - START) * 100)
+        assert began >= at(step / 100 - 10.3)
+        assert step < 1000 or began <= at(step / 100 - 10)
+    assert len(window._kept) < 60

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bbquic.runtime.telemetry import HopStatistics, JobStatistics, StageStatistics
+from bbquic.runtime.accounting import Loop
+from bbquic.runtime.limits import loop_shares
+from bbquic.runtime.telemetry import FirstTokens, JobStatistics
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 UNKNOWN = "-"
-COLUMNS = ("hop", "blocks", "compute", "queue", "busy", "rtt", "sent", "rate")
 
 
 def duration(seconds: Seconds | None) -> str:
@@ -79,15 +80,23 @@ def speeds(job: JobStatistics) -> list[str]:
         parts.append(f"{job.failed:,} failed")
     if job.skipped:
         parts.append(f"{job.skipped:,} had their answer")
+    if job.first_tokens is not None:
+        parts.append(f"first token {first_tokens(job.first_tokens)}")
     parts.append(f"{duration(job.elapsed)} so far")
     return parts
+
+
+def first_tokens(times: FirstTokens) -> str:
+    """Times to first token: "0.8 s (95 %: 2.1 s)"."""
+    return f"{duration(times.median)} (95 %: {duration(times.p95)})"
 
 
 def plain_line(job: JobStatistics) -> str:
     """The whole of a job's state in one line, for a log."""
     left = [] if job.eta is None else [f"{duration(job.eta)} left"]
     waiting = [] if job.waiting_for is None else [f"waiting for {printable(job.waiting_for)}"]
-    return ", ".join([f"progress: {progress(job)}", *speeds(job), *left, *waiting])
+    limit = [] if job.limit is None else [f"limit: {printable(job.limit)}"]
+    return ", ".join([f"progress: {progress(job)}", *speeds(job), *left, *waiting, *limit])
 
 
 def fill(parts: list[str], width: int) -> list[str]:
@@ -99,24 +108,6 @@ def fill(parts: list[str], width: int) -> list[str]:
         else:
             lines.append(part)
     return lines
-
-
-def loop_rows(job: JobStatistics) -> list[tuple[str, ...]]:
-    """A row of `COLUMNS` for each hop with the stage it leads to, then any stage that no hop leads to."""
-    rows: list[tuple[str, ...]] = []
-    reached: set[int] = set()
-    for hop in job.hops:
-        index = _stage_of(hop, job.stages)
-        if index is not None:
-            reached.add(index)
-        stage = None if index is None else job.stages[index]
-        name = f"{printable(hop.source)} -> {printable(hop.target)}"
-        link = (milliseconds(hop.rtt), size(hop.bytes_sent), throughput(hop.bytes_per_second))
-        rows.append((name, hop.blocks or "", *_stage_cells(stage), *link))
-    for index, stage in enumerate(job.stages):
-        if index not in reached:
-            rows.append((printable(stage.node), _blocks(stage), *_stage_cells(stage), "", "", ""))
-    return rows
 
 
 def summary_lines(job: JobStatistics, answers: str, *, resumable: bool = True) -> list[str]:
@@ -133,6 +124,12 @@ def summary_lines(job: JobStatistics, answers: str, *, resumable: bool = True) -
         rate = job.generated_tokens / job.elapsed if job.elapsed > 0 else None
         tokens = f"{job.prompt_tokens:,} prompt tokens, {job.generated_tokens:,} generated"
         lines.append(f"{tokens}: {token_rate(rate)}")
+    if job.first_tokens is not None:
+        lines.append(f"time to first token: {first_tokens(job.first_tokens)}")
+    if job.loop is not None:
+        lines.append(f"average step: {step_in_words(job.loop)}")
+    if job.limit is not None:
+        lines.append(f"limit over the run: {printable(job.limit)}")
     lines.append(f"answers: {printable(answers)}")
     if not job.finished:
         left = "" if job.total is None else f"{job.total - job.settled:,} left; "
@@ -141,28 +138,16 @@ def summary_lines(job: JobStatistics, answers: str, *, resumable: bool = True) -
     return lines
 
 
+def step_in_words(loop: Loop) -> str:
+    """An average step and what it goes to, the most first: "85.0 ms: compute 48 %, latency 37 %, ..."."""
+    shares = sorted(loop_shares(loop).items(), key=lambda pair: -pair[1])
+    parts = [f"{cause} {share(seconds / loop.measured)}" for cause, seconds in shares if seconds > 0]
+    return f"{milliseconds(loop.measured)}: {', '.join(parts)}"
+
+
 def _scaled(count: float) -> str:
     for unit in ("kB", "MB", "GB"):
         count /= 1000
         if count < 999.95:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:,.1f} TB"
-
-
-def _blocks(stage: StageStatistics) -> str:
-    return f"{stage.first_block}-{stage.last_block}"
-
-
-def _stage_cells(stage: StageStatistics | None) -> tuple[str, str, str]:
-    if stage is None:
-        return ("", "", "")
-    return (milliseconds(stage.compute), milliseconds(stage.queue), share(stage.busy))
-
-
-def _stage_of(hop: HopStatistics, stages: tuple[StageStatistics, ...]) -> int | None:
-    """The stage a hop leads to; None where that is the coordinator."""
-    if hop.blocks is None:
-        return None
-    there = [index for index, stage in enumerate(stages) if stage.node == hop.target]
-    exact = [index for index in there if _blocks(stages[index]) == hop.blocks]
-    return next(iter(exact or there), None)

@@ -87,6 +87,9 @@ def generate(
     ] = 512,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace of every step here; Perfetto opens it.")
+    ] = None,
     strict: Annotated[bool, typer.Option(help="Refuse a file with a bad line before any work.")] = False,
 ) -> None:
     """Answer every prompt of a file. Run it again after an interruption: only what is missing is done."""
@@ -95,6 +98,8 @@ def generate(
         job.refuse_bad_lines()
     else:
         job.count()  # an unreadable file is an error before any node is started
+    if trace is not None and not trace.parent.is_dir():
+        raise ConfigError(f"cannot write the trace {trace}: {trace.parent} is not a directory")
     target = output or str(prompts.with_suffix("")) + ".answers.jsonl"
     cluster = _find_cluster(peers, certs, key, nodes, split)
     if microbatches is None and cluster.local:
@@ -108,7 +113,7 @@ def generate(
         dtype=dtype,
     )
     held = _open_model(model)
-    options = RunOptions(layout=layout, prefill_tokens=prefill_tokens)
+    options = RunOptions(layout=layout, prefill_tokens=prefill_tokens, trace=trace)
     statistics = asyncio.run(_run(cluster, model, held, job, target, options))
     if statistics is None:
         print_note(f"interrupted; {resume_hint(target) or 'the answers on standard output are whole'}")

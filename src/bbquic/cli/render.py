@@ -14,14 +14,16 @@ from typing import Protocol, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from bbquic.cli.draw_bars import COMPUTE, FLIGHT, LEGEND, QUEUE, bar, loop_parts
+from bbquic.cli.draw_cluster import cluster_tables, limit_lines, snapshot_lines
+from bbquic.cli.draw_loop import GAP, Table, hop_table, stage_table
 from bbquic.cli.figures import (
-    COLUMNS,
     duration,
     fill,
-    loop_rows,
+    milliseconds,
     plain_line,
     printable,
     progress,
@@ -29,17 +31,20 @@ from bbquic.cli.figures import (
     summary_lines,
 )
 from bbquic.errors import BBQuicError
-from bbquic.runtime.telemetry import JobStatistics
+from bbquic.runtime.accounting import Loop
+from bbquic.runtime.telemetry import ClusterStatistics, JobStatistics
 from bbquic.units import Seconds
 
 Source = Callable[[], JobStatistics]
+ClusterSource = Callable[[], ClusterStatistics]
+Draw = Callable[[int], RenderableType]  # a frame no wider than so many columns
 Pause = Callable[[float], Awaitable[None]]
 
 _FRAME = Seconds(0.25)  # between two frames of the live view: figures can be read, and cost little
 PLAIN_INTERVAL = Seconds(5.0)
-_GAP = 2  # columns between two cells
 _LEAST_BAR = 10  # columns; a shorter bar says less than the figures beside it
-_DROPPED_FIRST = ("sent", "queue", "rtt", "blocks", "rate", "busy", "compute")  # on a narrow terminal
+_WIDEST_BAR = 100
+_LETTERS = {COMPUTE: "green", QUEUE: "dim", FLIGHT: "blue"}  # colours of a bar's letters, beside their meaning
 
 
 class View(Protocol):
@@ -52,12 +57,9 @@ class View(Protocol):
 class LiveView:
     """A view that redraws itself in place, as wide as the terminal is at that moment."""
 
-    def __init__(
-        self, source: Source, console: Console, *, title: str = "", pause: Pause = asyncio.sleep
-    ) -> None:
-        self._source = source
+    def __init__(self, draw: Draw, console: Console, *, pause: Pause = asyncio.sleep) -> None:
+        self._draw = draw
         self._console = console
-        self._title = title
         self._pause = pause
 
     async def run(self) -> None:
@@ -76,15 +78,15 @@ class LiveView:
             return  # nobody looks any more; the run itself goes on
 
     def _frame(self) -> RenderableType:
-        return draw_job(self._source(), self._title, self._console.width)
+        return self._draw(self._console.width)
 
 
 class PlainView:
-    """A view for logs: a line now and then, and never a control character."""
+    """A view for logs: a few lines now and then, and never a control character."""
 
     def __init__(
         self,
-        source: Source,
+        lines: Callable[[], list[str]],
         out: TextIO,
         *,
         interval: Seconds = PLAIN_INTERVAL,
@@ -92,7 +94,7 @@ class PlainView:
     ) -> None:
         if interval <= 0:
             raise ValueError(f"an interval is above 0, not {interval}")
-        self._source = source
+        self._lines = lines
         self._out = out
         self._interval = interval
         self._pause = pause
@@ -101,7 +103,7 @@ class PlainView:
         try:
             while True:
                 await self._pause(self._interval)
-                print(plain_line(self._source()), file=self._out, flush=True)
+                print(*self._lines(), sep="\n", file=self._out, flush=True)
         except OSError:
             return
 
@@ -113,8 +115,16 @@ def make_view(
     because the answers go there too."""
     console = make_console()
     if plain or not sys.stderr.isatty() or console.is_dumb_terminal:
-        return PlainView(source, sys.stderr, interval=interval)
-    return LiveView(source, console, title=title)
+        return PlainView(lambda: [plain_line(source())], sys.stderr, interval=interval)
+    return LiveView(lambda width: draw_job(source(), title, width), console)
+
+
+def make_cluster_view(source: ClusterSource) -> View:
+    """The view of a cluster that suits standard error."""
+    console = make_console()
+    if not sys.stderr.isatty() or console.is_dumb_terminal:
+        return PlainView(lambda: [*snapshot_lines(source()), *limit_lines(source())], sys.stderr)
+    return LiveView(lambda width: draw_cluster(source(), width), console)
 
 
 @asynccontextmanager
@@ -160,22 +170,52 @@ def draw_job(job: JobStatistics, title: str, width: int) -> RenderableType:
     parts: list[RenderableType] = [_draw_progress(job, title, width), *map(Text, fill(speeds(job), width))]
     if job.waiting_for is not None:
         parts.append(Text(f"waiting for {printable(job.waiting_for)}", style="yellow"))
-    rows = loop_rows(job)
-    if rows:
-        parts.append(_draw_loop(rows, width))
+    if job.limit is not None:
+        parts.append(Text(f"limit: {printable(job.limit)}", style="bold"))
+    if job.hops:
+        parts.append(_draw_table(hop_table(job.hops), width))
+    if job.stages:
+        parts.append(_draw_table(stage_table(job.stages), width))
+    if job.loop is not None:
+        parts += _draw_step(job.loop, width)
     return Group(*parts)
+
+
+def draw_cluster(cluster: ClusterStatistics, width: int) -> RenderableType:
+    """One frame of a cluster that one is not driving."""
+    tables = [_draw_table(table, width) for table in cluster_tables(cluster)]
+    limits = [Text(f"limit of {line}", style="bold") for line in limit_lines(cluster)]
+    legend = [Text(line, style="dim") for line in fill(LEGEND.split("  "), width)]
+    return Group(*tables, *limits, *(legend if cluster.limits else []))
+
+
+def _draw_step(loop: Loop, width: int) -> list[RenderableType]:
+    """An average step as one bar in the order in which it happens, and what the letters are."""
+    label = f"step {milliseconds(loop.measured)} "
+    room = min(width, _WIDEST_BAR) - len(label)
+    line = [_coloured(f"{label}{bar(loop_parts(loop), room)}", len(label))] if room >= _LEAST_BAR else []
+    return [*line, *(Text(line, style="dim") for line in fill(LEGEND.split("  "), width))]
+
+
+def _coloured(text: str, start: int = 0) -> Text:
+    """A bar whose letters have their colours, from `start` on."""
+    drawn = Text(text)
+    for place in range(start, len(text)):
+        if text[place] in _LETTERS:
+            drawn.stylize(_LETTERS[text[place]], place, place + 1)
+    return drawn
 
 
 def _draw_progress(job: JobStatistics, title: str, width: int) -> RenderableType:
     figures = progress(job) + ("" if job.eta is None else f"  {duration(job.eta)} left")
     title = printable(title)
-    room = width - len(figures) - _GAP
-    bar = room - (len(title) + _GAP if title else 0)
+    room = width - len(figures) - GAP
+    bar = room - (len(title) + GAP if title else 0)
     if job.total is None or room < _LEAST_BAR:
         return Text(figures, style="bold")
     if bar < _LEAST_BAR:
         title, bar = "", room
-    line = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    line = RichTable.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     total = float(max(job.total, 1))
     drawn = ProgressBar(total=total, completed=min(job.settled, total), width=min(bar, 60))
     cells: list[RenderableType] = [drawn, Text(figures, style="bold")]
@@ -183,26 +223,17 @@ def _draw_progress(job: JobStatistics, title: str, width: int) -> RenderableType
     return line
 
 
-def _draw_loop(rows: list[tuple[str, ...]], width: int) -> RenderableType:
-    names = _fitting_columns(rows, width)
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
-    for name in names:
-        text = name in ("hop", "blocks")
-        table.add_column(name, justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(*(Text(row[COLUMNS.index(name)]) for name in names))
-    return table
-
-
-def _fitting_columns(rows: list[tuple[str, ...]], width: int) -> list[str]:
-    """The columns that fit, in order; the hop's name always stays, cut short if it must be."""
-    widths = {name: max(len(name), *(len(row[i]) for row in rows)) for i, name in enumerate(COLUMNS)}
-    names = list(COLUMNS)
-    for name in _DROPPED_FIRST:
-        if sum(widths[kept] + _GAP for kept in names) - _GAP <= width:
-            break
-        names.remove(name)
-    return names
+def _draw_table(table: Table, width: int) -> RenderableType:
+    """As many columns as fit; the first always stays, cut short if it must be."""
+    fitted = table.fitted(width)
+    drawn = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
+    for name in fitted.columns:
+        side = "left" if name in fitted.left else "right"
+        drawn.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
+    for row in fitted.rows:
+        cells = zip(fitted.columns, row, strict=True)
+        drawn.add_row(*(_coloured(cell) if name == "split of it" else Text(cell) for name, cell in cells))
+    return drawn
 
 
 def _print_labelled(console: Console, label: str, style: str, message: str) -> None:

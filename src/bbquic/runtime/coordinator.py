@@ -17,10 +17,11 @@ from bbquic.errors import (
     Stalled,
 )
 from bbquic.runtime.cluster import StageLink
+from bbquic.runtime.heartbeat import INTERVAL, Pulse
+from bbquic.runtime.observer import LoopObserver, Recorder
 from bbquic.runtime.protocol import (
     FailedHeader,
     PackHeader,
-    PingHeader,
     PlanHeader,
     PongHeader,
     RefusedHeader,
@@ -30,9 +31,8 @@ from bbquic.runtime.request import Completion, Request
 from bbquic.runtime.scheduler import Pack, Scheduler
 from bbquic.runtime.sequence import Sequence, TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks
-from bbquic.runtime.timing import StageTiming
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from bbquic.units import Seconds
+from bbquic.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +50,22 @@ Sink = Callable[[Items[Outcome]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    heartbeat: Seconds = Seconds(2.0)  # each stage is asked that often what it is at
+    heartbeat: Seconds = INTERVAL  # each stage is asked that often what it is at, and what its clock says
     slow: Seconds = Seconds(10.0)  # a step on its way for longer is named on the screen
     stall: Seconds = Seconds(300.0)  # a step on its way for longer ends the job
 
 
 @dataclass(slots=True)
 class StageActivity:
-    """What is known of a stage lately; written by the coordinator, read by the statistics."""
+    """A stage, and what it says of itself; written by the coordinator, read by the statistics."""
 
     link: StageLink
-    busy: Seconds = Seconds(0.0)  # compute so far
-    steps: int = 0
-    compute: Seconds | None = None  # of a step, exponentially averaged
-    queue: Seconds | None = None
-    sent: int = 0  # bytes of tensors to the next stage
-    doing: str = "idle"
-    since: Seconds = Seconds(0.0)
+    pulse: Pulse
 
-    def record(self, timing: StageTiming) -> None:
-        parts = timing.parts
-        self.steps += 1
-        self.busy = Seconds(self.busy + parts.compute)
-        self.sent += timing.sent
-        self.compute = _average(self.compute, parts.compute)
-        self.queue = _average(self.queue, parts.queue)
-
-
-def _average(before: Seconds | None, new: float) -> Seconds:
-    return Seconds(new if before is None else 0.9 * before + 0.1 * new)
+    def __str__(self) -> str:
+        last = self.pulse.last
+        doing, since = ("not heard of", 0.0) if last is None else (last.activity, last.since)
+        return f"{self.link.stage.node}: {doing} for {since:.0f} s"
 
 
 @dataclass(slots=True)
@@ -102,9 +89,12 @@ class Coordinator:
         ends: frozenset[int],
         text: TextStreamFactory,
         options: CoordinatorOptions | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`ends` are the model's end tokens; `text` makes a decoder for one answer."""
-        self.stages = tuple(StageActivity(link) for link in links)
+        """`ends` are the model's end tokens; `text` makes a decoder for one answer; `recorder` gets every
+        pack's times."""
+        self.observer = LoopObserver([link.stage.node for link in links], recorder)
+        self.stages = tuple(map(StageActivity, links, self.observer.pulses))
         self.counters = Counters()
         self._links = tuple(links)
         self._plan = plan
@@ -152,7 +142,7 @@ class Coordinator:
         return f"micro-batch {pack.micro_batch} step {pack.step} for {waited:.0f} s; {self._whereabouts()}"
 
     def _whereabouts(self) -> str:
-        return "; ".join(f"{one.link.stage.node}: {one.doing} for {one.since:.0f} s" for one in self.stages)
+        return "; ".join(map(str, self.stages))
 
     def _oldest_step(self) -> tuple[Pack | None, Seconds]:
         now = asyncio.get_running_loop().time()
@@ -180,11 +170,13 @@ class Coordinator:
     async def _launch_idle(self) -> None:
         """Send the next step of every micro-batch that has none on its way."""
         busy = {pack.micro_batch for pack in self._scheduler.in_flight()}
+        loop = asyncio.get_running_loop()
         for micro_batch in range(self._plan.micro_batches):
+            began = loop.time()
             if micro_batch not in busy and (pack := self._scheduler.next_pack(micro_batch)) is not None:
-                await self._launch(pack)
+                await self._launch(pack, began)
 
-    async def _launch(self, pack: Pack) -> None:
+    async def _launch(self, pack: Pack, began: float) -> None:
         header = PackHeader(
             job=self._plan.job,
             epoch=self._plan.epoch,
@@ -194,9 +186,13 @@ class Coordinator:
             rows=pack.rows,
             tokens=b"".join(token.to_bytes(4, "little") for token in pack.tokens),
         )
-        self.counters.launched[pack.micro_batch] = asyncio.get_running_loop().time()
+        message = Message(Kind.ROWS, encode_header(header))
+        now = Seconds(asyncio.get_running_loop().time())
+        self.counters.launched[pack.micro_batch] = now
         self.counters.prompt_tokens += pack.prompt_tokens
-        await self._links[0].channel.send(Message(Kind.ROWS, encode_header(header)))
+        self.observer.launched(header, Bytes(message.size), now)
+        self.observer.spend(Seconds(now - began))
+        await self._links[0].channel.send(message)
 
     async def _feed(self, requests: AsyncIterator[Request]) -> None:
         """Keep the look-ahead full."""
@@ -239,10 +235,12 @@ class Coordinator:
 
     async def _handle(self, place: int, message: Message) -> None:
         if message.kind is Kind.TOKENS and place == len(self._links) - 1:
-            await self._take_tokens(decode_header_untrusted(TokensHeader, message.header))
+            came = Seconds(asyncio.get_running_loop().time())
+            header = decode_header_untrusted(TokensHeader, message.header)
+            await self._take_tokens(header, Bytes(message.size), came)
         elif message.kind is Kind.PONG:
-            pong = decode_header_untrusted(PongHeader, message.header)
-            self.stages[place].doing, self.stages[place].since = pong.activity, Seconds(pong.since)
+            came = Seconds(asyncio.get_running_loop().time())
+            self.observer.heard(place, decode_header_untrusted(PongHeader, message.header), came)
         elif message.kind is Kind.FAILED:
             failed = decode_header_untrusted(FailedHeader, message.header)
             if (failed.job, failed.epoch) == (self._plan.job, self._plan.epoch):
@@ -253,7 +251,7 @@ class Coordinator:
         else:
             raise RemoteProtocolError(f"{message.kind.name} is not what this stage sends")
 
-    async def _take_tokens(self, header: TokensHeader) -> None:
+    async def _take_tokens(self, header: TokensHeader, size: Bytes, came: Seconds) -> None:
         if (header.job, header.epoch) != (self._plan.job, self._plan.epoch):
             return
         try:
@@ -262,8 +260,8 @@ class Coordinator:
             raise RemoteProtocolError(str(error)) from error
         if done is None:
             return
-        for activity, timing in zip(self.stages, header.timings, strict=False):
-            activity.record(timing)
+        self.observer.answered(header, size, came)
+        self.observer.spend(Seconds(asyncio.get_running_loop().time() - came))
         self.counters.generated_tokens += len(header.tokens)
         if done:
             await self._outcomes.put(done)
@@ -271,13 +269,12 @@ class Coordinator:
 
     async def _heartbeat(self) -> None:
         """Ask every stage what it is at, whether or not work is on its way."""
-        number = 0
+        loop = asyncio.get_running_loop()
         while True:
-            number += 1
-            message = Message(Kind.PING, encode_header(PingHeader(number)))
-            for link in self._links:
+            for place, link in enumerate(self._links):
+                ping = self.observer.ping(place, Seconds(loop.time()))
                 try:
-                    await link.channel.send(message)
+                    await link.channel.send(Message(Kind.PING, encode_header(ping)))
                 except ConnectionLost:
                     return  # its listener raises, with the reason
             await asyncio.sleep(self._options.heartbeat)

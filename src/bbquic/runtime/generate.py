@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bbquic.errors import BBQuicError
 from bbquic.model.directory import ModelDirectory
@@ -30,6 +31,7 @@ from bbquic.runtime.protocol import PlanHeader
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.source import RecordSource
 from bbquic.runtime.telemetry import JobStatistics
+from bbquic.runtime.trace import TraceWriter
 from bbquic.transport.channel import Endpoint
 from bbquic.transport.identity import Peer
 
@@ -45,6 +47,7 @@ class RunOptions:
     look_ahead: int = 256
     coordinator: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     deadlines: ClusterDeadlines = field(default_factory=ClusterDeadlines)
+    trace: Path | None = None  # where a Chrome trace of the run goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ async def generate(
     report: Report,
     watch: Watch,
 ) -> JobStatistics:
-    """Answer every line of the job that `output` does not answer yet; gives the last snapshot.
+    """Answer every line of the job that `output` does not answer yet; gives a snapshot of the whole run.
 
     `watch` wraps the run proper and is handed the source of snapshots. Raises: BBQuicError; what was
     finished by then is on disk, and the same call goes on from there.
@@ -100,35 +103,53 @@ async def generate(
             total = await asyncio.to_thread(job.count)
             directory = model.directory
             source = RecordSource(job, answers, directory.tokenizer, context_length=directory.context_length)
-            scheduler = Scheduler(
-                SchedulerOptions(
-                    micro_batches=plan.micro_batches,
-                    slots=options.layout.batch,
-                    cells=plan.cells,
-                    prefill_tokens=options.prefill_tokens,
-                    look_ahead=options.look_ahead,
+            with _traced(options.trace, plan, report) as recorder:
+                coordinator = Coordinator(
+                    links,
+                    plan,
+                    Scheduler(_scheduling(plan, options)),
+                    ends=directory.eos,
+                    text=lambda: StreamDecoder(directory.tokenizer),
+                    options=options.coordinator,
+                    recorder=recorder,
                 )
-            )
-            coordinator = Coordinator(
-                links,
-                plan,
-                scheduler,
-                ends=directory.eos,
-                text=lambda: StreamDecoder(directory.tokenizer),
-                options=options.coordinator,
-            )
-            monitor = Monitor(source, coordinator, total=total)
-            try:
-                async with watch(monitor.snapshot), aclosing(source.requests()) as requests:
-                    await coordinator.run(requests, source.keep)
-            except BBQuicError as error:
-                error.hint = error.hint or resume_hint(output)
-                raise
-            finally:
-                source.close()
-            return monitor.snapshot()
+                monitor = Monitor(source, coordinator, total=total)
+                try:
+                    async with watch(monitor.snapshot), aclosing(source.requests()) as requests:
+                        await coordinator.run(requests, source.keep)
+                except BBQuicError as error:
+                    error.hint = error.hint or resume_hint(output)
+                    raise
+                finally:
+                    source.close()
+            return monitor.whole_run()
         finally:
             answers.close()
+
+
+def _scheduling(plan: PlanHeader, options: RunOptions) -> SchedulerOptions:
+    return SchedulerOptions(
+        micro_batches=plan.micro_batches,
+        slots=options.layout.batch,
+        cells=plan.cells,
+        prefill_tokens=options.prefill_tokens,
+        look_ahead=options.look_ahead,
+    )
+
+
+@contextmanager
+def _traced(path: Path | None, plan: PlanHeader, report: Report) -> Iterator[TraceWriter | None]:
+    """What writes the trace, where one is wanted; `report` hears of one that ended early."""
+    if path is None:
+        yield None
+        return
+    writer = TraceWriter(path, [stage.node for stage in plan.stages])
+    try:
+        yield writer
+    finally:
+        writer.close()
+        if writer.trouble is not None:
+            report(writer.trouble)
 
 
 def resume_hint(output: str) -> str | None:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
+from collections.abc import Sequence
 
+from bbquic.runtime.accounting import Loop, LoopSums, is_known
 from bbquic.runtime.coordinator import Coordinator, StageActivity
+from bbquic.runtime.limits import (
+    COORDINATOR,
+    Cause,
+    Load,
+    believed_rate,
+    hop_names,
+    limit_of,
+    link_load,
+    stage_loads,
+)
 from bbquic.runtime.source import RecordSource
 from bbquic.runtime.telemetry import (
     HopStatistics,
     JobStatistics,
     RateMeter,
     StageStatistics,
+    Window,
     remaining_time,
 )
+from bbquic.runtime.timing import Hop, WireLink
+from bbquic.transport.channel import ChannelStatistics
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 WINDOW = Seconds(20.0)  # "lately"
@@ -25,18 +39,26 @@ class Monitor:
     def __init__(self, source: RecordSource, coordinator: Coordinator, *, total: int | None) -> None:
         self._source = source
         self._coordinator = coordinator
+        self._observer = coordinator.observer
         self._total = total
         self._start = self._now()
         self._prompt = RateMeter(WINDOW, start=self._start)
         self._generated = RateMeter(WINDOW, start=self._start)
         self._seen = (0, 0)
-        self._sent = [RateMeter(WINDOW, start=self._start) for _ in coordinator.stages]
-        self._sent_before = [0] * len(coordinator.stages)
-        self._busy = [RateMeter(WINDOW, start=self._start) for _ in coordinator.stages]
-        self._busy_before = [0.0] * len(coordinator.stages)
+        self._none = (LoopSums.none(len(coordinator.stages)), Seconds(0.0))
+        self._window = Window(WINDOW, self._start, self._none)
 
     def snapshot(self) -> JobStatistics:
+        """The job as it is, "lately" being the last `WINDOW`."""
         now = self._now()
+        self._window.add(now, (self._observer.sums, self._observer.spent))
+        return self._snapshot(now, *self._window.before)
+
+    def whole_run(self) -> JobStatistics:
+        """The same with everything since the start as "lately": what a run leaves to say when it ends."""
+        return self._snapshot(self._now(), self._start, self._none)
+
+    def _snapshot(self, now: Seconds, since: Seconds, before: tuple[LoopSums, Seconds]) -> JobStatistics:
         source, counters = self._source, self._coordinator.counters
         prompt, generated = counters.prompt_tokens, counters.generated_tokens
         self._prompt.add(now, prompt - self._seen[0])
@@ -48,6 +70,13 @@ class Monitor:
         elapsed = Seconds(now - self._start)
         settled = source.done + failed
         left = None if self._total is None else self._total - settled - source.skipped
+        lately = _Lately(
+            self._coordinator.stages,
+            Seconds(now - since),
+            self._observer.sums,
+            self._observer.sums.since(before[0]),
+            Seconds(self._observer.spent - before[1]),
+        )
         return JobStatistics(
             done=source.done,
             failed=failed,
@@ -62,75 +91,126 @@ class Monitor:
             eta=None if left is None else remaining_time(settled, left, elapsed),
             waiting_for=self._coordinator.waiting_for(),
             failures=tuple(sorted(source.failures.items())),
-            hops=self._hops(now),
-            stages=tuple(
-                self._stage(now, place, stage) for place, stage in enumerate(self._coordinator.stages)
-            ),
-        )
-
-    def _hops(self, now: Seconds) -> tuple[HopStatistics, ...]:
-        """Coordinator to the first stage, stage to stage, last stage back; each as far as it is known."""
-        stages = self._coordinator.stages
-        first, last = stages[0], stages[-1]
-        to_first = first.link.channel.statistics()
-        from_last = last.link.channel.statistics()
-        hops = [
-            HopStatistics(
-                "command",
-                first.link.stage.node,
-                _blocks(first),
-                to_first.rtt,
-                to_first.bytes_sent,
-                to_first.messages_sent,
-                None,
-            )
-        ]
-        for place, (source, target) in enumerate(pairwise(stages)):
-            meter = self._sent[place]
-            meter.add(now, source.sent - self._sent_before[place])
-            self._sent_before[place] = source.sent
-            rate = meter.rate(now)
-            hops.append(
-                HopStatistics(
-                    source.link.stage.node,
-                    target.link.stage.node,
-                    _blocks(target),
-                    None,
-                    Bytes(source.sent),
-                    source.steps,
-                    None if rate is None else BytesPerSecond(rate),
-                )
-            )
-        hops.append(
-            HopStatistics(
-                last.link.stage.node,
-                "command",
-                None,
-                from_last.rtt,
-                from_last.bytes_received,
-                from_last.messages_received,
-                None,
-            )
-        )
-        return tuple(hops)
-
-    def _stage(self, now: Seconds, place: int, stage: StageActivity) -> StageStatistics:
-        meter = self._busy[place]
-        meter.add(now, stage.busy - self._busy_before[place])
-        self._busy_before[place] = stage.busy
-        blocks = stage.link.stage.blocks
-        return StageStatistics(
-            node=stage.link.stage.node,
-            first_block=blocks[0],
-            last_block=blocks[-1],
-            compute=stage.compute,
-            queue=stage.queue,
-            busy=meter.rate(now),
+            hops=lately.hops(),
+            stages=lately.stages(),
+            loop=lately.loop,
+            first_tokens=self._observer.first_tokens.first_tokens(),
+            limit=lately.limit(),
         )
 
     @staticmethod
     def _now() -> Seconds:
         return Seconds(time.monotonic())
+
+
+class _Lately:
+    """The loop over some time: `change` of the sums in `elapsed`, `spent` by the coordinator itself."""
+
+    def __init__(
+        self,
+        activities: Sequence[StageActivity],
+        elapsed: Seconds,
+        sums: LoopSums,
+        change: LoopSums,
+        spent: Seconds,
+    ) -> None:
+        self._activities = activities
+        self._elapsed = elapsed
+        self._sums = sums
+        self._change = change
+        self._spent = spent
+        self._names = [one.link.stage.node for one in activities]
+        self._to_first = activities[0].link.channel.statistics()
+        self._from_last = activities[-1].link.channel.statistics()
+        reports = [one.pulse.report for one in activities]
+        between = [None if report is None else report.link for report in reports[:-1]]
+        self._links = [_link_of(self._to_first), *between, None]  # nobody tells us of the way back
+        self._queued = [None if report is None else report.queued for report in reports]
+        self.loop: Loop | None = change.mean([believed_rate(link) for link in self._links])
+
+    def hops(self) -> tuple[HopStatistics, ...]:
+        """Coordinator to the first stage, stage to stage, last stage back; each as far as it is known."""
+        names = [COORDINATOR, *self._names, COORDINATOR]
+        blocks = [*(_blocks(one) for one in self._activities), None]
+        return tuple(
+            self._hop(place, names[place], names[place + 1], blocks[place]) for place in range(len(blocks))
+        )
+
+    def stages(self) -> tuple[StageStatistics, ...]:
+        return tuple(self._stage(place) for place in range(len(self._activities)))
+
+    def limit(self) -> str | None:
+        limit = limit_of(self._loads(), self.loop, self._names)
+        return None if limit is None else limit.sentence
+
+    def _loads(self) -> list[Load]:
+        if self._elapsed <= 0 or not self._change.steps:
+            return []
+        loads = [Load(Cause.COORDINATOR, COORDINATOR, self._spent / self._elapsed)]
+        for name, parts in zip(self._names, self._change.stages, strict=True):
+            loads += stage_loads(name, parts, self._change.steps, self._elapsed)
+        for way, hop, link in zip(hop_names(self._names), self._change.hops, self._links, strict=True):
+            load = link_load(way, hop.sent, self._elapsed, believed_rate(link))
+            loads += [load] if load is not None else []
+        return loads
+
+    def _hop(self, place: int, source: str, target: str, blocks: str | None) -> HopStatistics:
+        link, so_far, change = self._links[place], self._sums.hops[place], self._change.hops[place]
+        mean = None if self.loop is None else self.loop.hops[place]
+        rtt, sent, messages = None if link is None else _seconds(link.rtt), so_far.sent, so_far.messages
+        if place == 0:
+            rtt, sent, messages = self._to_first.rtt, self._to_first.bytes_sent, self._to_first.messages_sent
+        elif blocks is None:
+            back = self._from_last
+            rtt, sent, messages = back.rtt, back.bytes_received, back.messages_received
+        load = link_load("", change.sent, self._elapsed, believed_rate(link))
+        return HopStatistics(
+            source,
+            target,
+            blocks,
+            rtt,
+            Bytes(sent),
+            messages,
+            BytesPerSecond(change.sent / self._elapsed) if self._elapsed > 0 else None,
+            link_rate=None if link is None or link.rate is None else BytesPerSecond(link.rate),
+            rate_is_lower_bound=link is not None and link.is_lower_bound,
+            loss=None if link is None else link.loss,
+            raw=Bytes(so_far.raw) if 0 < place < len(self._activities) else None,
+            to_wire=None if mean is None else mean.to_wire,
+            flight=shown_flight(mean),
+            uncertainty=None if mean is None or not is_known(mean) else mean.uncertainty,
+            busy=None if load is None else load.busy,
+        )
+
+    def _stage(self, place: int) -> StageStatistics:
+        blocks = self._activities[place].link.stage.blocks
+        split = None if self.loop is None else self.loop.stages[place]
+        return StageStatistics(
+            node=self._names[place],
+            first_block=blocks[0],
+            last_block=blocks[-1],
+            compute=None if split is None else split.compute,
+            queue=None if split is None else split.queue,
+            busy=self._change.stages[place].compute / self._elapsed if self._elapsed > 0 else None,
+            split=split,
+            queued=self._queued[place],
+        )
+
+
+def shown_flight(hop: Hop | None) -> Seconds | None:
+    """A flight for people: never below 0, however wrong the clocks; None where they are not known."""
+    return None if hop is None or not is_known(hop) else Seconds(max(0.0, hop.flight))
+
+
+def _link_of(channel: ChannelStatistics) -> WireLink | None:
+    link = channel.link
+    if link is None:
+        return None
+    return WireLink(link.rate, link.is_lower_bound, channel.rtt, channel.min_rtt, link.loss)
+
+
+def _seconds(value: float | None) -> Seconds | None:
+    return None if value is None else Seconds(value)
 
 
 def _blocks(stage: StageActivity) -> str:

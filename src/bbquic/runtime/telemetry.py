@@ -5,13 +5,21 @@ Every figure that is not known yet is None, never 0.
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from bbquic.runtime.accounting import Loop
+from bbquic.runtime.timing import Parts
 from bbquic.units import Bytes, BytesPerSecond, Seconds
+
+Value = TypeVar("Value")
 
 _NO_TIME = Seconds(0.0)
 _BUCKETS = 50  # a window's resolution, and what bounds a meter's memory
+_STEP = 1.05  # from one bucket of a histogram to the next: its figures are good to 2.5 %
+_LEAST = 1e-4  # seconds; what is shorter counts as that
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,19 @@ class HopStatistics:
     bytes_sent: Bytes
     messages: int
     bytes_per_second: BytesPerSecond | None  # lately
+    link_rate: BytesPerSecond | None = None  # what the link carries, as its sender believes
+    rate_is_lower_bound: bool = False  # it never was seen full
+    loss: float | None = None  # share of the packets
+    raw: Bytes | None = None  # bytes before compression, of those sent
+    to_wire: Seconds | None = None  # T_cpu→nic of a message lately
+    flight: Seconds | None = None  # T_nic→nic of a message lately, never below 0
+    uncertainty: Seconds | None = None  # of the flight
+    busy: float | None = None  # share of the link's rate that is used, lately
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes before compression for each byte sent."""
+        return self.raw / self.bytes_sent if self.raw and self.bytes_sent else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,50 @@ class StageStatistics:
     compute: Seconds | None  # per step
     queue: Seconds | None  # that a micro-batch waited before its compute
     busy: float | None  # share of the time spent computing, 0 to 1
+    split: Parts | None = None  # of an average step
+    queued: tuple[int, int, int, int] | None = None  # packs before: decode and copy, compute, copy, send
+
+    @property
+    def bubble(self) -> float | None:
+        """Share of the time in which the device had nothing to compute."""
+        return None if self.busy is None else max(0.0, 1 - self.busy)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatistics:
+    """One node as another machine sees it. `trouble` says why it does not answer; then the rest is None."""
+
+    name: str
+    address: str
+    trouble: str | None = None
+    device: str | None = None
+    activity: str | None = None
+    since: Seconds | None = None  # how long it is at that
+    job: str | None = None
+    rtt: Seconds | None = None
+    offset: Seconds | None = None  # its clock minus ours
+    uncertainty: Seconds | None = None
+    drift: float | None = None  # of its clock against ours, s/s
+    steps_per_second: float | None = None
+    stage: StageStatistics | None = None
+    hop: HopStatistics | None = None  # to the stage after it
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatistics:
+    """The nodes of a peers.toml, and what limits the jobs that run on them, each by its name."""
+
+    nodes: tuple[NodeStatistics, ...]
+    limits: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """Time to first token over the answers so far: from a prompt's first row leaving to its first token."""
+
+    count: int
+    median: Seconds
+    p95: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +123,9 @@ class JobStatistics:
     failures: tuple[tuple[str, int], ...] = ()  # error codes of `failed`, each with its count
     hops: tuple[HopStatistics, ...] = ()
     stages: tuple[StageStatistics, ...] = ()
+    loop: Loop | None = None  # the average step, lately
+    first_tokens: FirstTokens | None = None
+    limit: str | None = None  # what sets the pace just now, with figures
 
     @property
     def settled(self) -> int:
@@ -106,3 +174,48 @@ def remaining_time(settled_now: int, left: int, elapsed: Seconds) -> Seconds | N
     if left <= 0:
         return _NO_TIME
     return Seconds(elapsed / settled_now * left) if settled_now > 0 and elapsed > 0 else None
+
+
+class Quantiles:
+    """A histogram of durations with buckets that grow by 5 %: small, whatever it counts."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self.count = 0
+
+    def add(self, duration: float) -> None:
+        place = math.floor(math.log(min(max(duration, _LEAST), 1e9) / _LEAST) / math.log(_STEP))
+        self._counts[place] += 1
+        self.count += 1
+
+    def at(self, share: float) -> Seconds | None:
+        """The duration that a `share` of all do not exceed, to 2.5 %; None without any."""
+        wanted = max(1, math.ceil(share * self.count))
+        for place in sorted(self._counts):
+            wanted -= self._counts[place]
+            if wanted <= 0:
+                return Seconds(_LEAST * _STEP ** (place + 0.5))
+        return None
+
+    def first_tokens(self) -> FirstTokens | None:
+        median, p95 = self.at(0.5), self.at(0.95)
+        return None if median is None or p95 is None else FirstTokens(self.count, median, p95)
+
+
+class Window(Generic[Value]):
+    """Cumulative figures of the last while: differences to the present are what happened lately."""
+
+    def __init__(self, length: Seconds, now: Seconds, value: Value) -> None:
+        self._length = length
+        self._kept: deque[tuple[Seconds, Value]] = deque([(now, value)])
+
+    def add(self, now: Seconds, value: Value) -> None:
+        if now - self._kept[-1][0] >= self._length / _BUCKETS:
+            self._kept.append((now, value))
+        while len(self._kept) > 1 and self._kept[1][0] <= now - self._length:
+            self._kept.popleft()
+
+    @property
+    def before(self) -> tuple[Seconds, Value]:
+        """The moment at which the window begins, and the figures then."""
+        return self._kept[0]
