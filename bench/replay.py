@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from bbquic.units import BytesPerSecond
+from bbquic.runtime.clocks import ClockEstimate
+from bbquic.runtime.observer import Launch, Passage
+from bbquic.runtime.trace import TraceWriter
+from bbquic.units import Bytes, BytesPerSecond, Seconds
 from bench.common import append_result, median, print_bars, spread
 from bench.stand_in.activations import SHORT, widened
 from bench.stand_in.cluster import Cluster
@@ -185,14 +186,22 @@ def environment(name: str, models: Sequence[str], size: Size, report: Report, *,
 
 
 def trace(file: Path) -> None:
-    """One run of TRACED, every pass with every stage's moments, as JSON."""
+    """One run of TRACED as a Chrome trace, warm-up and all; bench.trace_picture draws it."""
     model, name, micro_batches = TRACED
     e = experiment(model, name)
     rate = BytesPerSecond(e.rate_mbps * 1e6 / 8)
     with Cluster(len(e.blocks), Link(rate_mbps=e.rate_mbps, delay_ms=e.delay * 1e3)) as cluster:
         run = Replay(cluster, e, rate, Size()).run(micro_batches)
     print(_row("trace", run, rate))
-    file.write_bytes(msgspec.json.encode({"cell": run.cell, "passes": run.passes}))
+    start = Seconds(min(one.sent for one in run.passes))
+    clock = ClockEstimate(start, Seconds(0.0), Seconds(0.0), 0.0, 0.0)  # all hosts share one
+    nodes = [timing.node for timing in run.passes[0].timings]
+    writer = TraceWriter(file, nodes)
+    for one in run.passes:
+        launch = Launch(Seconds(one.sent), one.tokens, one.tokens, Bytes(one.size), ())
+        passage = Passage(one.micro_batch, one.step, launch, one.timings, Seconds(one.received), one.tokens)
+        writer.record(passage, [clock] * len(nodes))
+    writer.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -201,7 +210,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help=f"of {', '.join((*everything, *ENVIRONMENTS))}: a,b")
     parser.add_argument("--quick", action="store_true", help="one small cell: does it start?")
     parser.add_argument("--bars", action="store_true", help="check against bench/bars.toml; exit 1 if short")
-    parser.add_argument("--trace", type=Path, help="run one cell (LLaMA-30B, E4, M = 4) and write its passes")
+    parser.add_argument(
+        "--trace", type=Path, help="run one cell (LLaMA-30B, E4, M = 4) and write a Chrome trace"
+    )
     args = parser.parse_args(argv)
     only = set(args.only.split(",")) if args.only else set()
     if unknown := only - {*everything, *ENVIRONMENTS}:

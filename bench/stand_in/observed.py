@@ -23,6 +23,7 @@ class Passed:
     received: float = 0.0
     tokens: int = 0
     timings: tuple[StageTiming, ...] = ()
+    size: int = 0  # bytes of the message with the rows
 
 
 @dataclass(slots=True)
@@ -32,9 +33,9 @@ class Log:
     done: list[Passed] = field(default_factory=list)
     _on_their_way: dict[tuple[int, int], Passed] = field(default_factory=dict)
 
-    def left(self, pack: PackHeader, at: float) -> None:
+    def left(self, pack: PackHeader, size: int, at: float) -> None:
         key = (pack.micro_batch, pack.step)
-        self._on_their_way[key] = Passed(*key, sent=at)
+        self._on_their_way[key] = Passed(*key, sent=at, size=size)
 
     def came(self, tokens: TokensHeader, at: float) -> None:
         passed = self._on_their_way.pop((tokens.micro_batch, tokens.step), None)
@@ -64,7 +65,8 @@ class ObservedChannel:
 
     async def send(self, message: Message) -> None:
         if message.kind is Kind.ROWS:
-            self._log.left(decode_header_untrusted(PackHeader, message.header), time.monotonic())
+            pack = decode_header_untrusted(PackHeader, message.header)
+            self._log.left(pack, message.size, time.monotonic())
         await self._channel.send(message)
 
     async def receive(self) -> Message:
