@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bbquic.runtime.protocol import PackHeader, TokensHeader
 from bbquic.runtime.timing import StageTiming
-from bbquic.transport.channel import Channel, ChannelStatistics, Role
+from bbquic.transport.channel import Channel, ChannelStatistics, Role, Sent
 from bbquic.transport.identity import Peer
 from bbquic.transport.message import Kind, Message, decode_header_untrusted
 from bbquic.transport.probe import ProbeResult
@@ -63,11 +63,11 @@ class ObservedChannel:
     def is_closed(self) -> bool:
         return self._channel.is_closed
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message) -> Sent:
         if message.kind is Kind.ROWS:
             pack = decode_header_untrusted(PackHeader, message.header)
             self._log.left(pack, message.size, time.monotonic())
-        await self._channel.send(message)
+        return await self._channel.send(message)
 
     async def receive(self) -> Message:
         message = await self._channel.receive()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 from bbquic.errors import PlanRefused
-from bbquic.kv.slab import Arena
-from bbquic.runtime.protocol import PackHeader, PlanHeader, Stage, TokensHeader
-from bbquic.runtime.stage import StageOutput, StageWorker
-from bbquic.runtime.timing import StageTiming
-from bbquic.units import Bytes, Seconds
+from bbquic.runtime.device import now
+from bbquic.runtime.protocol import PackHeader, PlanHeader, Stage
+from bbquic.runtime.stage import Computed, Output, Staged, StageWorker
+from bbquic.units import Bytes
 from bench.stand_in.activations import SHORT, Pool
 from bench.stand_in.bounds import BYTES_PER_VALUE
 from bench.stand_in.cost import MODEL, CostTable, StandIn
@@ -43,18 +42,11 @@ class Timer:
         self._overshoot += self.SHARE * (late - self._overshoot)
 
 
-class _NoArena:
-    """A stand-in stores no keys."""
-
-    nbytes = 0
-
-
-class StandInWorker(StageWorker):
-    """One stage's stand-in. Its tokens are the rows' places in the pack, and never end an answer."""
+class StandInWorker:
+    """One stage's stand-in. Its tokens are the rows' places in the pack, and end no answer."""
 
     def __init__(self, stage: Stage, pool: Pool, cost: CostTable, *, embeds: bool, heads: bool) -> None:
         self.stage = stage
-        self.arena = cast(Arena, _NoArena())
         self._pool = pool
         self._cost = cost
         self._embeds = embeds
@@ -65,33 +57,37 @@ class StandInWorker(StageWorker):
     def weights_bytes(self) -> Bytes:
         return Bytes(0)
 
+    @property
+    def arena_bytes(self) -> Bytes:
+        """It stores no keys."""
+        return Bytes(0)
+
     def body_length(self, pack: PackHeader) -> int:
         return 0 if self._embeds else pack.token_count * self._pool.hidden * BYTES_PER_VALUE
 
-    def compute(self, pack: PackHeader, body: memoryview, queued: Seconds) -> StageOutput:
-        started = time.monotonic()
-        self._timer.wait(self._cost(pack.token_count), started)
+    def is_light_in(self, pack: PackHeader) -> bool:
+        """Never, as on a GPU: each lane has its thread."""
+        return False
+
+    def is_light_out(self, pack: PackHeader) -> bool:
+        return False
+
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+        moment = now()
+        return Staged(None, moment.at, moment)
+
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed:
+        began = now()
+        self._timer.wait(self._cost(pack.token_count), began.at)
+        return Computed(None, began, now())
+
+    def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
+        """A view of the pool, or tokens: nothing is copied."""
         if self._heads:
             tokens = tuple(place for place, row in enumerate(pack.rows) if row.wants_token)
-            timings = (*pack.timings, self._timing(queued, started, 0))
-            header = TokensHeader(pack.job, pack.epoch, pack.micro_batch, pack.step, tokens, timings)
-            return StageOutput(header, memoryview(b""))
+            return Output(tokens, b"", Bytes(0), now().at)
         hidden = self._pool.next_slice(pack.token_count).reshape(-1).view("u1").data
-        onward = PackHeader(
-            pack.job,
-            pack.epoch,
-            pack.micro_batch,
-            pack.step,
-            pack.range,
-            pack.rows,
-            timings=(*pack.timings, self._timing(queued, started, len(hidden))),
-        )
-        return StageOutput(onward, hidden)
-
-    def _timing(self, queued: Seconds, started: float, sent: int) -> StageTiming:
-        waited, computed = round(queued * 1e6), round((queued + time.monotonic() - started) * 1e6)
-        marks = (0, 0, 0, 0, waited, computed, computed, computed, computed, computed)
-        return StageTiming(self.stage.node, started - queued, marks, sent, sent, 0.0)
+        return Output(None, hidden, Bytes(len(hidden)), now().at)
 
 
 class StandInLoader:

@@ -7,10 +7,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from bench.common import print_bars
+from bench.gpu_check import (
+    Grinder,
+    generate,
+    grind,
+    interval,
+    make_workers,
+    overlap,
+    read_prompts,
+    wrong_tokens,
+)
+from transformers import AutoModelForCausalLM
 
+from bbquic.model.directory import ModelDirectory
 from bbquic.model.fetch import fetch_model
 from bbquic.model.registry import user_cache
+from bbquic.runtime.device import HostDevice
+from bbquic.runtime.timing import Mark
+from tiny_model import make_tiny_llama
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,6 +54,37 @@ def test_replay_runs_where_there_can_be_a_network() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "step_falcon_7b_E3: " in done.stdout or "no emulated links here" in done.stdout
+
+
+def test_gpu_check_starts_and_says_whether_it_could_check_anything() -> None:
+    command = [sys.executable, "-m", "bench.gpu_check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing was checked" in done.stdout or "tokens: ok" in done.stdout
+
+
+def test_what_gpu_check_generates_is_what_transformers_chooses(tmp_path: Path) -> None:
+    model = ModelDirectory(make_tiny_llama(tmp_path / "tiny"), "tiny")
+    device = torch.device("cpu")
+    prompts = read_prompts(model, 3)
+    capacity = 16 * (1 + (max(map(len, prompts)) + 12) // 16)
+    reference = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval()
+    found = [
+        generate(make_workers(model, stages, capacity * len(prompts), device), prompts, 12, capacity)
+        for stages in (1, 2)
+    ]
+    assert found[0] == found[1]
+    for prompt, answer in zip(prompts, found[0], strict=True):
+        assert wrong_tokens(reference, prompt, answer) == 0
+        changed = [*answer[:5], (answer[5] + 1) % 256, *answer[6:]]
+        assert wrong_tokens(reference, prompt, changed) > 0
+
+
+def test_gpu_checks_lanes_keep_packs_whole_without_a_gpu_too() -> None:
+    jobs = grind(Grinder(HostDevice(), 1, size=8), 3)
+    computing = [interval(job, Mark.COMPUTE_BEGAN, Mark.COMPUTED) for job in jobs]
+    assert overlap(computing, computing) == pytest.approx(1.0)
+    assert overlap([(0.0, 1.0), (4.0, 6.0)], [(0.5, 5.0)]) == 0.5
 
 
 def test_a_bar_is_met_from_its_value_on_and_short_when_not_measured(

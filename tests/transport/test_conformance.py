@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -396,5 +397,33 @@ def test_statistics_count_messages_and_bytes_both_ways(on_net: Run) -> None:
         assert (sent.messages_sent, sent.bytes_sent) == (3, 3 * message.size)
         assert (received.messages_received, received.bytes_received) == (3, 3 * message.size)
         assert (sent.messages_received, received.messages_sent) == (1, 1)
+
+    on_net(body)
+
+
+def test_a_message_tells_when_it_began_to_leave_and_when_it_was_there(on_net: Run) -> None:
+    async def body(net: Net) -> None:
+        there, here = await (await make_pair(net)).join()
+        for size in (0, 100, 300 * KIB):
+            before = time.monotonic()
+            sent = await there.send(Message(Kind.HIDDEN, b"", bytes(size)))
+            received = await here.receive()
+            after = time.monotonic()
+            assert sent.began is not None
+            assert received.arrived is not None
+            # the kernel's clock is another one than the program's: they are compared to a millisecond
+            assert before <= sent.began <= received.arrived + 0.001
+            assert received.arrived <= after
+
+    on_net(body)
+
+
+def test_what_leaves_after_send_returned_is_told_all_the_same(on_net: Run) -> None:
+    async def body(net: Net) -> None:
+        there, here = await (await make_pair(net)).join()
+        sent = await asyncio.gather(*(there.send(text(str(number))) for number in range(50)))
+        for _ in sent:
+            await here.receive()
+        assert all(one.began is not None for one in sent)
 
     on_net(body)

@@ -175,6 +175,30 @@ def test_a_packet_that_comes_twice_is_read_once() -> None:
     assert server.datagrams == [b"once"]
 
 
+def test_the_datagram_that_ends_a_stream_tells_when_it_came() -> None:
+    simulation = Simulation(PinnedConnection, FastConnection)
+    client, server = simulation.ends
+    for _ in range(2):
+        client.say(bytes(KNOWN), end=False)
+    simulation.run_for(0.2)
+    late = seal(client.quic, b"\x0e\x06" + encode_varint(KNOWN) + b"\x01a")
+    batch = [
+        seal(client.quic, b"\x0e\x02" + encode_varint(KNOWN) + b"\x01a"),
+        seal(client.quic, b"\x0f\x02" + encode_varint(KNOWN + 1) + b"\x01b"),  # the fast way
+        seal(client.quic, b"\x0b\x0a\x01a"),  # a message in one datagram: its stream is new
+        seal(client.quic, b"\x0f\x06" + encode_varint(KNOWN + 1) + b"\x01b"),  # its end, too early
+        late,
+        seal(client.quic, b"\x01\x00\x00"),
+    ]
+    sizes = [len(data) for data in batch]
+    stamps = [(10, sizes[0]), (20, sizes[1]), (30, sizes[2] + sizes[3]), (40, sizes[4]), (50, sizes[5])]
+    server.quic.receive_batch(batch, client.address, simulation.now, stamps)
+    server.take_events()
+    assert sorted(server.ended) == [2, 6, 10]
+    assert {stream: server.quic.take_arrival(stream) for stream in (2, 6, 10)} == {2: 20, 6: 40, 10: 30}
+    assert server.quic.take_arrival(2) is None
+
+
 def test_reserved_bits_are_a_protocol_violation() -> None:
     simulation = Simulation(PinnedConnection, FastConnection)
     client, server = simulation.ends

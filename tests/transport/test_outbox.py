@@ -25,6 +25,7 @@ class Pipe:
     opened: int = 0
     held: int = 0
     open_count: int = 0
+    begun: set[int] = field(default_factory=set)  # streams of which a datagram has left
 
     def open_stream(self, priority: int) -> int:
         self.opened += 1
@@ -40,6 +41,9 @@ class Pipe:
 
     def unacknowledged(self) -> tuple[int, int]:
         return self.held, self.open_count
+
+    def has_begun(self, stream_id: int) -> bool:
+        return stream_id in self.begun
 
     def acknowledge(self, size: int) -> None:
         self.held -= size
@@ -169,5 +173,56 @@ def test_the_end_is_told_to_every_sender_that_waits() -> None:
         out.end(closed_here("home-b", ""))
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(result) for result in results] == [ConnectionLost] * 3
+
+    run(main)
+
+
+def test_rows_in_the_background_let_other_rows_pass_and_go_before_control() -> None:
+    async def main() -> None:
+        pipe = Pipe()
+        out = outbox(pipe, messages=0)
+        out.post(text("control", Kind.READY))
+        out.post(Message(Kind.HIDDEN, b"prefill", b"", background=True))
+        out.post(Message(Kind.HIDDEN, b"decode", b""))
+        out.post(Message(Kind.PLAN, b"bulk", background=True))
+        order = [posting.priority for posting in sorted(out._heap)]
+        assert order == [0, 1, 2, 3]
+        assert [bytes(one.buffers[0][16:]) for one in sorted(out._heap)] == [
+            b"decode",
+            b"prefill",
+            b"control",
+            b"bulk",
+        ]
+
+    run(main)
+
+
+def test_a_message_has_begun_when_its_first_datagram_leaves() -> None:
+    async def main() -> None:
+        pipe = Pipe()
+        out = outbox(pipe, messages=2)
+        sent = [out.post(text("x")).sent for _ in range(3)]
+        out.note_begun(1.0)
+        assert [one.began for one in sent] == [None, None, None]
+        pipe.begun.add(2)
+        out.note_begun(2.0)
+        pipe.begun.add(1)
+        out.note_begun(3.0)
+        out.note_begun(4.0)
+        assert [one.began for one in sent] == [3.0, 2.0, None]
+
+    run(main)
+
+
+def test_a_message_given_up_half_way_never_begins() -> None:
+    async def main() -> None:
+        pipe = Pipe()
+        out = outbox(pipe)
+        posting = out.post(big(2048 * KIB))
+        out.withdraw(posting)
+        pipe.begun.add(1)
+        out.note_begun(1.0)
+        assert posting.sent.began is None
+        assert not out._to_begin
 
     run(main)

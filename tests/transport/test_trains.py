@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import pytest
@@ -10,8 +11,9 @@ from aioquic.quic.congestion.base import QuicCongestionControl, create_congestio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bbquic.transport.arrival import monotonic_time
 from bbquic.transport.pacer import CATCH_UP, QUANTUM, Pacer
-from bbquic.transport.trains import MOST_BYTES, MOST_SEGMENTS, couple, couple_whole
+from bbquic.transport.trains import MOST_BYTES, MOST_SEGMENTS, arrival_of, couple, couple_whole
 from bbquic.transport.varint import encode_varint, read_varint
 
 DATAGRAM = 1200
@@ -30,6 +32,25 @@ def test_trains_are_the_datagrams_cut_as_a_kernel_can(datagrams: list[bytes], li
         count = len(train.datagrams())
         assert count <= MOST_SEGMENTS
         assert count == 1 or len(train.data) <= limit
+
+
+@given(st.lists(st.lists(st.integers(1, 2000).map(bytes), min_size=1, max_size=5), min_size=1, max_size=8))
+def test_a_datagram_came_with_its_train(trains: list[list[bytes]]) -> None:
+    datagrams = [data for train in trains for data in train]
+    stamps = [(number, sum(map(len, train))) for number, train in enumerate(trains)]
+    found = [arrival_of(place, datagrams, stamps) for place in range(len(datagrams))]
+    assert found == [number for number, train in enumerate(trains) for _ in train]
+
+
+def test_a_stamp_of_the_recent_past_is_that_long_ago_and_any_other_is_now() -> None:
+    for ago, is_believed in ((0.5, True), (29.0, True), (-5.0, False), (3600.0, False)):
+        before = time.monotonic()
+        moment = monotonic_time(time.time_ns() - int(ago * 1e9))
+        after = time.monotonic()
+        # two readings of two clocks: they agree to less than what lies between the cases
+        assert before - 0.2 <= moment + (ago if is_believed else 0.0) <= after + 0.2
+        assert moment <= after
+    assert before <= monotonic_time(None)
 
 
 def test_equal_datagrams_with_a_shorter_one_at_the_end_are_one_train() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
-from bbquic.transport.channel import Channel, Endpoint, Role
+from bbquic.transport.channel import Channel, Endpoint, Role, Sent
 from bbquic.transport.endpoint import QuicEndpoint, open_endpoint_here
 from bbquic.transport.identity import Identity, Peer, make_identity
 from bbquic.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -204,7 +204,9 @@ def with_net(make: Callable[[], Net], body: Callable[[Net], Awaitable[None]]) ->
     run(main)
 
 
-async def until_blocked(send: Callable[[], Awaitable[None]], at_most: int) -> tuple[int, asyncio.Task[None]]:
+async def until_blocked(
+    send: Callable[[], Coroutine[Any, Any, Sent]], at_most: int
+) -> tuple[int, asyncio.Task[Sent]]:
     """Call `send` until one call does not return while its peer is idle; how many did, and that one."""
     for count in range(at_most):
         task = asyncio.ensure_future(send())
@@ -213,7 +215,7 @@ async def until_blocked(send: Callable[[], Awaitable[None]], at_most: int) -> tu
     raise AssertionError(f"{at_most} messages were taken, and nobody reads")
 
 
-async def _returns(task: asyncio.Future[None]) -> bool:
+async def _returns(task: asyncio.Future[Sent]) -> bool:
     """Whether a task ends before the network, which is all in this process, has come to rest."""
     done, _ = await asyncio.wait([task], timeout=0.5)
     return bool(done)

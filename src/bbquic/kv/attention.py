@@ -105,6 +105,13 @@ class PackedAttention:
             mask = key <= query[:, None]
         return _Chunk(slice(start, start + row.count), row.slot, row.first, row.count, mask)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What this holds on the device: made on one stream, used on another."""
+        held = [tensor for run in self._runs for tensor in (run.slot_index, run.position, run.mask)]
+        held += [chunk.mask for chunk in self._chunks]
+        return [tensor for tensor in held if tensor is not None]
+
     def attend(
         self,
         block: int,

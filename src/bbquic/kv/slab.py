@@ -46,6 +46,11 @@ class Arena:
     def nbytes(self) -> Bytes:
         return Bytes(self._keys.nbytes + self._values.nbytes)
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All of its memory, for who must say which stream uses it."""
+        return self._keys, self._values
+
     def view(self, block: int, where: SlotRange) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a range in one block, each `[slots, kv_heads, capacity, head_dim]`.
 

@@ -62,12 +62,18 @@ class StageModel:
             self._norm.weight = nn.Parameter(tensors[spec.weights.norm], requires_grad=False)
         self._rotary = load_class(spec.classes.rotary_embedding)(config=config).to(self.device)
 
+    def check_tokens(self, tokens: torch.Tensor) -> None:
+        """Look at ids [T] while they are on the host. Raises: ModelError for one outside the vocabulary."""
+        assert self._embedding is not None, "only the first stage embeds"
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < 0 or most >= len(self._embedding):
+            wrong = least if least < 0 else most
+            raise ModelError(f"token {wrong} is outside the vocabulary of {len(self._embedding)}")
+
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to hidden states [T, D]. Raises: ModelError for an id outside the vocabulary."""
+        """Token ids [T], which `check_tokens` has seen, to hidden states [T, D]."""
         assert self._embedding is not None, "only the first stage embeds"
-        if int(tokens.max()) >= len(self._embedding) or int(tokens.min()) < 0:
-            raise ModelError(f"token {int(tokens.max())} is outside the vocabulary of {len(self._embedding)}")
         return nn.functional.embedding(tokens, self._embedding)
 
     @torch.inference_mode()

@@ -60,17 +60,45 @@ def choose(logits: torch.Tensor, params: Sequence[Sampling], positions: Sequence
     Equal maxima go to the lowest id. Sampled rows are computed in float32, their noise in float64.
     Raises: NonFiniteLogits, naming the row, on a NaN or a maximum that is not finite.
     """
+    choice = begin_choice(logits, params, positions)
+    return choice.finish(*(tensor.cpu().numpy() for tensor in choice.tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Tokens half chosen: what a device does of it is under way, and nothing was waited for."""
+
+    tensors: tuple[
+        torch.Tensor, torch.Tensor, torch.Tensor
+    ]  # on the logits' device; for `finish`, on the host
+    params: tuple[Sampling, ...]
+    positions: tuple[int, ...]
+
+    def finish(
+        self, finite: NDArray[np.bool_], ids: NDArray[np.int64], sampled: NDArray[np.float32]
+    ) -> list[int]:
+        """The tokens, from `tensors` as arrays: whether each row's maximum is finite [S], its id [S], and the
+        logits of the rows that are sampled [K, V]. Raises: NonFiniteLogits, naming the row."""
+        if not finite.all():
+            raise NonFiniteLogits(int(np.argmin(finite)))
+        tokens: list[int] = ids.tolist()
+        rows = [row for row, sampling in enumerate(self.params) if sampling.temperature > 0]
+        for row, logits in zip(rows, sampled, strict=True):
+            tokens[row] = _sample(logits, self.params[row], self.positions[row])
+        return tokens
+
+
+def begin_choice(logits: torch.Tensor, params: Sequence[Sampling], positions: Sequence[int]) -> Choice:
+    """As `choose`, up to where the device's answer is needed."""
     assert logits.ndim == 2, logits.shape
     assert len(logits) == len(params) == len(positions), (logits.shape, len(params), len(positions))
     best, ids = logits.max(dim=-1)  # [S], [S]; of equal maxima the first; a NaN wins
-    for row, value in enumerate(best.tolist()):
-        if not math.isfinite(value):
-            raise NonFiniteLogits(row)
-    tokens: list[int] = ids.tolist()
-    for row, (sampling, position) in enumerate(zip(params, positions, strict=True)):
-        if sampling.temperature > 0:
-            tokens[row] = _sample(logits[row].float().cpu().numpy(), sampling, position)
-    return tokens
+    sampled = [row for row, sampling in enumerate(params) if sampling.temperature > 0]
+    drawn = logits if len(sampled) == len(logits) else logits.new_empty((len(sampled), logits.shape[1]))
+    if drawn is not logits:
+        for place, row in enumerate(sampled):  # an index tensor would have to be waited for on its way there
+            drawn[place] = logits[row]  # [K, V]
+    return Choice((best.isfinite(), ids, drawn.float()), tuple(params), tuple(positions))
 
 
 def gumbel_noise(seed: int, position: int, vocabulary: int) -> NDArray[np.float64]:

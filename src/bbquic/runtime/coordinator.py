@@ -186,7 +186,7 @@ class Coordinator:
             rows=pack.rows,
             tokens=b"".join(token.to_bytes(4, "little") for token in pack.tokens),
         )
-        message = Message(Kind.ROWS, encode_header(header))
+        message = Message(Kind.ROWS, encode_header(header), background=header.can_wait)
         now = Seconds(asyncio.get_running_loop().time())
         self.counters.launched[pack.micro_batch] = now
         self.counters.prompt_tokens += pack.prompt_tokens

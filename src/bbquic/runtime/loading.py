@@ -18,7 +18,7 @@ from bbquic.model.registry import KNOWN, ModelMissing, resolve_model
 from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.protocol import PlanHeader, Stage
-from bbquic.runtime.stage import StageWorker
+from bbquic.runtime.stage import ModelWorker, StageWorker
 from bbquic.units import Bytes
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # a peer names models, never paths
@@ -72,7 +72,7 @@ class DiskLoader:
         embeds, heads = stage is plan.stages[0], stage is plan.stages[-1]
         model = self._model(plan, stage, report, embeds=embeds, heads=heads)
         report("reserving KV memory")
-        return StageWorker(stage, model, self._arena(plan, stage, model), embeds=embeds, heads=heads)
+        return ModelWorker(stage, model, self._arena(plan, stage, model), embeds=embeds, heads=heads)
 
     def _model(
         self, plan: PlanHeader, stage: Stage, report: Callable[[str], None], *, embeds: bool, heads: bool

@@ -108,7 +108,7 @@ class Node:
                 if self._job is not None and self._job.service is not None:
                     self._job.service.receive(channel, message)
             case Kind.PING:
-                received = Seconds(time.monotonic())
+                received = Seconds(message.arrived or time.monotonic())
                 ping = decode_header_untrusted(PingHeader, header)
                 await channel.send(Message(Kind.PONG, encode_header(self._pong(ping.number, received))))
             case Kind.DESCRIBE:
@@ -193,7 +193,7 @@ class Node:
         job.task = tasks.create_task(self._serve_job(job, job.service))
         seconds = loop.time() - began
         logger.info("job %s: blocks %d-%d ready after %.1f s", plan.job, stage.first, stage.stop - 1, seconds)
-        return ReadyHeader(plan.job, plan.epoch, worker.weights_bytes, worker.arena.nbytes, seconds)
+        return ReadyHeader(plan.job, plan.epoch, worker.weights_bytes, worker.arena_bytes, seconds)
 
     async def _dial_next(self, plan: PlanHeader, stage: Stage) -> Channel | None:
         place = plan.stages.index(stage)
@@ -253,9 +253,10 @@ class Node:
 
     def _pong(self, number: int, received: Seconds) -> PongHeader:
         job = self._job
-        activity, since, queued = "idle", Seconds(0.0), 0
+        activity, since, queued, report = "idle", Seconds(0.0), 0, None
         if job is not None and job.service is not None:
             activity, since, queued = job.service.status()
+            report = job.service.report()
         elif job is not None:
             activity = job.progress
-        return PongHeader(number, activity, since, queued, received, time.monotonic())
+        return PongHeader(number, activity, since, queued, received, time.monotonic(), report)

@@ -98,6 +98,11 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
         """T, the rows' lengths together."""
         return sum(row.count for row in self.rows)
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether no row of it is a decode row: prompts are read beside answers, not before them."""
+        return not any(row.count == 1 and row.wants_token for row in self.rows)
+
 
 class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
     """TOKENS: the answers of a pass, one token for each row that wanted one, in row order."""

@@ -1,33 +1,30 @@
-"""One stage of one job at work: packs in, computed on the device's thread, and on to the next stage."""
+"""One stage of one job at work: packs in, through the lanes, and on to the next stage."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from concurrent.futures import Executor
-from dataclasses import dataclass
+
+import msgspec
 
 from bbquic.errors import RemoteProtocolError, StageFailed, TransportError
+from bbquic.runtime.lanes import Job, Lanes
 from bbquic.runtime.ledger import Ledger
 from bbquic.runtime.protocol import FailedHeader, PackHeader, PlanHeader, Stage, TokensHeader
-from bbquic.runtime.stage import StageOutput, StageWorker
-from bbquic.runtime.tasks import owned_tasks
+from bbquic.runtime.stage import StageWorker
+from bbquic.runtime.tally import Tally, wire_link
+from bbquic.runtime.timing import StageReport, StageTiming
 from bbquic.transport.channel import Channel, Role
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from bbquic.units import Seconds
+from bbquic.units import Bytes, Seconds
 
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A pack that may be computed now, and when it came to be so."""
-
-    pack: PackHeader
-    body: memoryview
-    due: float  # time.monotonic
+SPARE = 16  # packs over what a plan allows on their way, so that it is a count that refuses, not a queue
 
 
 class StageService:
-    """Receives, computes and sends a stage's packs; the three overlap, each with a bounded queue."""
+    """Receives a stage's packs, has the lanes compute them, and sends what they become."""
 
     def __init__(
         self, plan: PlanHeader, stage: Stage, worker: StageWorker, owner: Channel, following: Channel | None
@@ -40,17 +37,38 @@ class StageService:
         self._following = following
         place = plan.stages.index(stage)
         self._predecessor = plan.stages[place - 1].node if place else None
-        self._ledger: Ledger[memoryview] = Ledger(cells=plan.cells, micro_batches=plan.micro_batches)
-        # a micro-batch has one step on its way, so honest packs never fill these
-        self._due: asyncio.Queue[_Arrival] = asyncio.Queue(2 * plan.micro_batches + 16)
-        self._done: asyncio.Queue[StageOutput] = asyncio.Queue(plan.micro_batches)
-        self._activity = "waiting for rows"
-        self._since = time.monotonic()
+        self._ledger: Ledger[tuple[Message, Seconds]] = Ledger(
+            cells=plan.cells, micro_batches=plan.micro_batches
+        )
+        self._lanes = Lanes(worker, plan.micro_batches * plan.depth + SPARE, self._send, self._fail)
+        self._inside: Counter[int] = Counter()  # packs in the lanes, by micro-batch
+        self._tally = Tally()
 
     def status(self) -> tuple[str, Seconds, int]:
         """What this stage does just now in words, for how long, and the packs that wait behind it."""
-        queued = self._due.qsize() + self._ledger.held
-        return self._activity, Seconds(time.monotonic() - self._since), queued
+        pack = self._lanes.computing
+        doing = "waiting for rows" if pack is None else f"computing {_name(pack)}"
+        queued = sum(self._lanes.queued[:2]) + self._ledger.held
+        return doing, Seconds(time.monotonic() - self._lanes.since), queued
+
+    def report(self) -> StageReport:
+        """The sums so far; a reader takes differences."""
+        tally, following = self._tally, self._following
+        waiting, due, copying, sending = self._lanes.queued
+        return StageReport(
+            job=self.plan.job,
+            first=self.stage.first,
+            stop=self.stage.stop,
+            micro_batches=self.plan.micro_batches,
+            steps=tally.steps,
+            parts=tally.parts,
+            to_wire=tally.to_wire,
+            raw=tally.raw,
+            sent=tally.sent,
+            queued=(waiting + self._ledger.held, due, copying, sending),
+            following=None if following is None else following.peer.name,
+            link=None if following is None else wire_link(following.statistics()),
+        )
 
     def receive(self, channel: Channel, message: Message) -> None:
         """Take a ROWS or HIDDEN message. One of another job or epoch is discarded: it is only late.
@@ -61,16 +79,27 @@ class StageService:
         if (pack.job, pack.epoch) != (self.plan.job, self.plan.epoch):
             return
         self._check_sender(channel, message)
-        body = memoryview(message.body)
-        if len(body) != self._worker.body_length(pack):
+        if message.body_size != self._worker.body_length(pack):
             raise RemoteProtocolError(
-                f"{channel.peer.name} sent {len(body)} bytes of hidden states for {pack.token_count} tokens"
+                f"{channel.peer.name} sent {message.body_size} bytes of hidden states "
+                f"for {pack.token_count} tokens"
             )
-        for due, load in self._ledger.admit(pack, body):
-            try:
-                self._due.put_nowait(_Arrival(due, load, time.monotonic()))
-            except asyncio.QueueFull:
-                raise RemoteProtocolError(f"{channel.peer.name} sends packs without waiting") from None
+        for due, (came, delivered) in self._ledger.admit(pack, (message, Seconds(time.monotonic()))):
+            self._begin(due, came, delivered, channel.peer.name)
+
+    def _begin(self, pack: PackHeader, message: Message, delivered: Seconds, sender: str) -> None:
+        """Give a pack to the lanes, now that its turn has come."""
+        self._inside[pack.micro_batch] += 1
+        try:
+            if self._inside[pack.micro_batch] > self.plan.depth:
+                raise asyncio.QueueFull
+            arrived = Seconds(min(message.arrived or delivered, delivered))
+            self._lanes.put_nowait(Job(pack, message.body, arrived, delivered))
+        except asyncio.QueueFull:
+            raise RemoteProtocolError(
+                f"{sender} sends packs without waiting: of micro-batch {pack.micro_batch} "
+                f"{self.plan.depth} may be on their way"
+            ) from None
 
     def _check_sender(self, channel: Channel, message: Message) -> None:
         if self._predecessor is None:
@@ -89,42 +118,45 @@ class StageService:
 
     async def run(self, device: Executor) -> None:
         """Compute and send until cancelled. `device` is the one thread that may touch the model."""
-        async with owned_tasks() as tasks:
-            tasks.create_task(self._compute(device))
-            tasks.create_task(self._send())
+        await self._lanes.run(device)
 
-    async def _compute(self, device: Executor) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            arrival = await self._due.get()
-            pack = arrival.pack
-            self._now(f"computing micro-batch {pack.micro_batch}, step {pack.step}")
-            queued = Seconds(time.monotonic() - arrival.due)
-            try:
-                done = await loop.run_in_executor(device, self._worker.compute, pack, arrival.body, queued)
-            except StageFailed as error:
-                await self.owner.send(self._failed_message(error, pack))
-            else:
-                await self._done.put(done)
-            self._now("waiting for rows")
+    async def _send(self, job: Job) -> None:
+        """Send what a pack became, with this stage's timing."""
+        pack, output = job.pack, job.output
+        assert output is not None
+        self._inside[pack.micro_batch] -= 1  # first: whoever gets its tokens may send the next one at once
+        handed = time.monotonic()
+        timing = StageTiming(
+            node=self.stage.node,
+            arrived=job.arrived,
+            marks=job.marks(handed),
+            raw=output.raw,
+            sent=Bytes(len(output.body)),
+            to_wire=self._tally.last_to_wire,
+        )
+        self._tally.add(timing)
+        timings = (*pack.timings, timing)
+        if output.tokens is not None:
+            answer = TokensHeader(pack.job, pack.epoch, pack.micro_batch, pack.step, output.tokens, timings)
+            sent = await self.owner.send(Message(Kind.TOKENS, encode_header(answer)))
+            self._tally.leave(handed, sent)
+            return
+        following = self._following
+        assert following is not None, "only the last stage has tokens"
+        header = msgspec.structs.replace(pack, tokens=b"", timings=timings)
+        message = Message(Kind.HIDDEN, encode_header(header), output.body, background=pack.can_wait)
+        try:
+            self._tally.leave(handed, await following.send(message))
+        except TransportError as error:
+            lost = StageFailed(
+                f"{self.stage} cannot reach the next stage: {error.message}",
+                node=following.peer.name,
+                code="connection_lost",
+            )
+            await self._lanes.drop_all(job, lost)
 
-    async def _send(self) -> None:
-        while True:
-            done = await self._done.get()
-            header = done.header
-            if isinstance(header, TokensHeader):
-                await self.owner.send(Message(Kind.TOKENS, encode_header(header)))
-                continue
-            assert self._following is not None, "only the last stage has tokens"
-            try:
-                await self._following.send(Message(Kind.HIDDEN, encode_header(header), done.body))
-            except TransportError as error:
-                lost = StageFailed(
-                    f"{self.stage} cannot reach the next stage: {error.message}",
-                    node=self._following.peer.name,
-                    code="connection_lost",
-                )
-                await self.owner.send(self._failed_message(lost, header))
+    async def _fail(self, job: Job, error: StageFailed) -> None:
+        await self.owner.send(self._failed_message(error, job.pack))
 
     def _failed_message(self, error: StageFailed, pack: PackHeader) -> Message:
         header = FailedHeader(
@@ -144,5 +176,6 @@ class StageService:
         if self._following is not None:
             self._following.close("the job ended")
 
-    def _now(self, activity: str) -> None:
-        self._activity, self._since = activity, time.monotonic()
+
+def _name(pack: PackHeader) -> str:
+    return f"micro-batch {pack.micro_batch}, step {pack.step}"

@@ -1,38 +1,118 @@
-"""A stage's device work: one pack in, hidden states or tokens out. Synchronous, for one thread."""
+"""A stage's device work in three parts, for the three lanes' threads: a pack in, computed, and out again."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
 from bbquic.kv.attention import PackedAttention, RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
-from bbquic.model.sampling import NonFiniteLogits, Sampling, choose
-from bbquic.runtime.protocol import PackHeader, Stage, TokensHeader
-from bbquic.runtime.timing import StageTiming
+from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
+from bbquic.runtime.device import Device, Moment, device_for
+from bbquic.runtime.protocol import PackHeader, Stage
 from bbquic.units import Bytes, Seconds
 
 GREEDY = Sampling()
+LIGHT = 256 << 10  # bytes of a body that a CPU copies in some 50 µs, about what a change of threads costs
+
+
+@dataclass(slots=True)
+class Staged:
+    """A pack's input where it is computed. `value` is the worker's own."""
+
+    value: Any
+    decoded: Seconds  # on time.monotonic()
+    on_device: Moment
+
+
+@dataclass(slots=True)
+class Computed:
+    """What a pack became, perhaps still under way on the device. `value` is the worker's own."""
+
+    value: Any
+    began: Moment
+    computed: Moment
 
 
 @dataclass(frozen=True, slots=True)
-class StageOutput:
-    """What goes on: a pack with its tensor's bytes to the next stage, or tokens to the coordinator."""
+class Output:
+    """What goes on: `tokens` to the coordinator, or else a tensor's bytes to the next stage."""
 
-    header: PackHeader | TokensHeader
-    body: memoryview
+    tokens: tuple[int, ...] | None
+    body: bytes | memoryview
+    raw: Bytes  # of the tensor; `body` is what carries it
+    on_host: Seconds  # on time.monotonic()
 
 
-class StageWorker:
-    """Computes a stage's packs in the order they are given; owns its KV arena."""
+class StageWorker(Protocol):
+    """Computes a stage's packs in the order they are given; owns its KV memory.
+
+    `compute` is called in one thread, in the packs' order; `stage_in` and `stage_out` in threads of their own,
+    or for light packs in that of `compute`, so that a light pack may be staged beside a heavy one. All may
+    raise what they like: `stage_errors` makes a StageFailed of it. When `stage_out` returns, every moment of
+    its pack has passed.
+    """
+
+    @property
+    def stage(self) -> Stage: ...
+
+    @property
+    def weights_bytes(self) -> Bytes: ...
+
+    @property
+    def arena_bytes(self) -> Bytes: ...
+
+    def body_length(self, pack: PackHeader) -> int:
+        """Bytes that the body of a pack has on arrival here."""
+
+    def is_light_in(self, pack: PackHeader) -> bool:
+        """Whether `stage_in` takes less time than a change of threads: then the device's thread does it."""
+
+    def is_light_out(self, pack: PackHeader) -> bool:
+        """The same of `stage_out`."""
+
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged: ...
+
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed: ...
+
+    def stage_out(self, pack: PackHeader, computed: Computed) -> Output: ...
+
+
+@dataclass(slots=True)
+class _Inputs:
+    tensor: torch.Tensor  # token ids [T] in the first stage, else hidden states [T, D]
+    positions: torch.Tensor  # [T]
+    attention: PackedAttention
+    ends: torch.Tensor | None  # [S], places of the rows' last tokens that want one, in the last stage
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        mine = [self.tensor, self.positions, *self.attention.tensors]
+        return mine if self.ends is None else [*mine, self.ends]
+
+
+@dataclass(slots=True)
+class _Outputs:
+    finite: torch.Tensor  # [2], of what came and of what was computed
+    hidden: torch.Tensor | None  # [T, D]; None in the last stage
+    choice: Choice | None  # None where no row wants a token
+
+
+class ModelWorker:
+    """The StageWorker of a real model, on a CPU or a GPU."""
 
     def __init__(self, stage: Stage, model: StageModel, arena: Arena, *, embeds: bool, heads: bool) -> None:
         self.stage = stage
         self.arena = arena
+        self.device: Device = device_for(model.device)
         self._model = model
         self._embeds = embeds
         self._heads = heads
@@ -41,103 +121,150 @@ class StageWorker:
     def weights_bytes(self) -> Bytes:
         return self._model.nbytes
 
+    @property
+    def arena_bytes(self) -> Bytes:
+        return self.arena.nbytes
+
     def body_length(self, pack: PackHeader) -> int:
-        """Bytes that the body of a pack has on arrival here."""
-        if self._embeds:
-            return 0
+        return 0 if self._embeds else self._tensor_bytes(pack)
+
+    def is_light_in(self, pack: PackHeader) -> bool:
+        return not self.device.overlaps and self.body_length(pack) <= LIGHT
+
+    def is_light_out(self, pack: PackHeader) -> bool:
+        return not self.device.overlaps and (self._heads or self._tensor_bytes(pack) <= LIGHT)
+
+    def _tensor_bytes(self, pack: PackHeader) -> int:
         return pack.token_count * self._model.hidden_size * self._model.dtype.itemsize
 
-    def compute(self, pack: PackHeader, body: memoryview, queued: Seconds) -> StageOutput:
-        """Raises: StageFailed naming node, blocks, micro-batch and step, whatever went wrong."""
-        started = time.monotonic()
-        try:
-            hidden = self._input(pack, body)
-            device = self._model.device
-            spans = [RowSpan(row.slot, row.first, row.count) for row in pack.rows]
-            attention = PackedAttention(spans, pack.slot_range, self.arena, device=device)
-            positions = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(device)
-            hidden = self._model.run(hidden, positions, attention)  # [T, D]
-            self._check_finite(hidden, pack, "computed")
-            if self._heads:
-                tokens = self._tokens(pack, hidden)
-                return self._tokens_output(pack, tokens, queued, started)
-            return self._pack_output(pack, hidden, queued, started)
-        except StageFailed:
-            raise
-        except torch.OutOfMemoryError as error:
-            raise self._failure(pack, "out_of_memory", str(error)) from error
-        except (ModelError, RemoteProtocolError) as error:
-            raise self._failure(pack, "bad_input", error.message) from error
-        except Exception as error:  # the boundary of the device: the coordinator hears of it, with its name
-            raise self._failure(pack, "internal", f"{type(error).__name__}: {error}") from error
+    # Inbound.
 
-    def _input(self, pack: PackHeader, body: memoryview) -> torch.Tensor:
-        """The pack's hidden states [T, D] on the device: embedded here, or as they arrived."""
-        count = pack.token_count
-        if len(body) != self.body_length(pack):
-            raise RemoteProtocolError(f"{len(body)} bytes of hidden states for {count} tokens")
-        if self._embeds:
-            if len(pack.tokens) != 4 * count:
-                raise RemoteProtocolError(f"{len(pack.tokens)} bytes of token ids for {count} tokens")
-            ids = torch.frombuffer(bytearray(pack.tokens), dtype=torch.int32)
-            return self._model.embed(ids.to(self._model.device))
-        writable = body if not body.readonly else memoryview(bytearray(body))
-        hidden = torch.frombuffer(writable, dtype=self._model.dtype).view(count, -1).to(self._model.device)
-        self._check_finite(hidden, pack, "was sent")
-        return hidden
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+        """Raises: RemoteProtocolError when the parts do not fit, ModelError for a token out of range."""
+        data = _decoded(body)
+        decoded = Seconds(time.monotonic())
+        with self.device.inbound():
+            inputs = self._inputs(pack, data)
+            return Staged(inputs, decoded, self.device.moment())
 
-    def _check_finite(self, hidden: torch.Tensor, pack: PackHeader, verb: str) -> None:
-        if not bool(torch.isfinite(hidden).all()):
-            raise self._failure(pack, "non_finite", f"it {verb} hidden states that are not finite")
+    def _inputs(self, pack: PackHeader, data: bytes | memoryview) -> _Inputs:
+        device = self.device.torch_device
+        spans = [RowSpan(row.slot, row.first, row.count) for row in pack.rows]
+        positions = torch.cat([torch.arange(one.first, one.first + one.count) for one in spans])
+        tensor = self._ids(pack) if self._embeds else self._hidden(pack, data)
+        return _Inputs(
+            tensor,
+            self.device.bring(positions.numpy().data.cast("B"), torch.int64),
+            PackedAttention(spans, pack.slot_range, self.arena, device=device),
+            self._ends(pack),
+        )
 
-    def _tokens(self, pack: PackHeader, hidden: torch.Tensor) -> list[int]:
-        """The rows' next tokens, for those that want one."""
-        ends, params, positions = [], [], []
-        place = 0
+    def _ids(self, pack: PackHeader) -> torch.Tensor:
+        if len(pack.tokens) != 4 * pack.token_count:
+            raise RemoteProtocolError(f"{len(pack.tokens)} bytes of token ids for {pack.token_count} tokens")
+        self._model.check_tokens(torch.frombuffer(bytearray(pack.tokens), dtype=torch.int32))
+        return self.device.bring(pack.tokens, torch.int32)
+
+    def _hidden(self, pack: PackHeader, data: bytes | memoryview) -> torch.Tensor:
+        if len(data) != self._tensor_bytes(pack):
+            raise RemoteProtocolError(f"{len(data)} bytes of hidden states for {pack.token_count} tokens")
+        return self.device.bring(data, self._model.dtype).view(pack.token_count, -1)
+
+    def _ends(self, pack: PackHeader) -> torch.Tensor | None:
+        if not self._heads:
+            return None
+        ends, place = [], 0
         for row in pack.rows:
             place += row.count
             if row.wants_token:
                 ends.append(place - 1)
-                params.append(row.sampling.plain() if row.sampling else GREEDY)
-                positions.append(row.first + row.count)
-        if not ends:
-            return []
-        logits = self._model.logits(hidden[torch.tensor(ends, device=hidden.device)])  # [S, V]
+        return self.device.bring(np.array(ends, dtype=np.int64).tobytes(), torch.int64) if ends else None
+
+    # On the device. Nothing here waits for it.
+
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed:
+        assert not copies, "this arena does not copy"
+        inputs: _Inputs = staged.value
+        with torch.inference_mode(), self.device.computing(staged.on_device):
+            self.device.hold([*inputs.tensors, *self.arena.tensors])
+            began = self.device.moment()
+            hidden = self._model.embed(inputs.tensor) if self._embeds else inputs.tensor  # [T, D]
+            came_finite = torch.isfinite(hidden).all()
+            hidden = self._model.run(hidden, inputs.positions, inputs.attention)
+            finite = torch.stack((came_finite, torch.isfinite(hidden).all()))
+            choice = None if inputs.ends is None else self._choice(pack, hidden[inputs.ends])
+            outputs = _Outputs(finite, None if self._heads else hidden, choice)
+            return Computed(outputs, began, self.device.moment())
+
+    def _choice(self, pack: PackHeader, hidden: torch.Tensor) -> Choice:
+        wanting = [row for row in pack.rows if row.wants_token]
+        params = [row.sampling.plain() if row.sampling else GREEDY for row in wanting]
+        return begin_choice(self._model.logits(hidden), params, [row.first + row.count for row in wanting])
+
+    # Outbound.
+
+    def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
+        """Raises: StageFailed `non_finite`, whatever else is in the pack."""
+        outputs: _Outputs = computed.value
+        tensors = [outputs.finite]
+        if outputs.hidden is not None:
+            tensors.append(outputs.hidden)
+        if outputs.choice is not None:
+            tensors += outputs.choice.tensors
+        with self.device.outbound(computed.computed):
+            fetched = self.device.fetch(tensors)
+        on_host = Seconds(time.monotonic())
+        came_finite, is_finite = np.frombuffer(fetched[0], dtype=np.bool_)
+        if not (came_finite and is_finite):
+            verb = "computed" if came_finite or self._embeds else "was sent"
+            raise stage_failure(
+                self.stage, pack, "non_finite", f"it {verb} hidden states that are not finite"
+            )
+        if outputs.hidden is not None:
+            return Output(None, _encoded(fetched[1]), Bytes(len(fetched[1])), on_host)
+        tokens = () if outputs.choice is None else self._tokens(pack, outputs.choice, *fetched[1:])
+        return Output(tokens, b"", Bytes(0), on_host)
+
+    def _tokens(
+        self, pack: PackHeader, choice: Choice, finite: bytes, ids: bytes, sampled: bytes
+    ) -> tuple[int, ...]:
+        logits = np.frombuffer(sampled, dtype=np.float32)  # [K V]
+        rows = logits.reshape(choice.tensors[2].shape)
         try:
-            return choose(logits, params, positions)
+            return tuple(choice.finish(np.frombuffer(finite, np.bool_), np.frombuffer(ids, np.int64), rows))
         except NonFiniteLogits as error:
-            raise self._failure(pack, "non_finite", error.message) from error
+            raise stage_failure(self.stage, pack, "non_finite", error.message) from error
 
-    def _tokens_output(
-        self, pack: PackHeader, tokens: list[int], queued: Seconds, started: float
-    ) -> StageOutput:
-        timings = (*pack.timings, self._timing(queued, started, 0))
-        header = TokensHeader(pack.job, pack.epoch, pack.micro_batch, pack.step, tuple(tokens), timings)
-        return StageOutput(header, memoryview(b""))
 
-    def _pack_output(
-        self, pack: PackHeader, hidden: torch.Tensor, queued: Seconds, started: float
-    ) -> StageOutput:
-        body = hidden.contiguous().cpu().view(torch.uint8).numpy().reshape(-1).data
-        header = PackHeader(
-            pack.job,
-            pack.epoch,
-            pack.micro_batch,
-            pack.step,
-            pack.range,
-            pack.rows,
-            timings=(*pack.timings, self._timing(queued, started, len(body))),
-        )
-        return StageOutput(header, body)
+def _decoded(body: bytes | memoryview) -> bytes | memoryview:
+    """A tensor's bytes from what carried them: as yet the same."""
+    return body
 
-    def _timing(self, queued: Seconds, started: float, sent: int) -> StageTiming:
-        waited, computed = round(queued * 1e6), round((queued + time.monotonic() - started) * 1e6)
-        marks = (0, 0, 0, 0, waited, computed, computed, computed, computed, computed)
-        return StageTiming(self.stage.node, started - queued, marks, sent, sent, 0.0)
 
-    def _failure(self, pack: PackHeader, code: str, message: str) -> StageFailed:
-        return StageFailed(
-            f"{self.stage} failed at micro-batch {pack.micro_batch}, step {pack.step}: {message}",
-            node=self.stage.node,
-            code=code,
-        )
+def _encoded(data: bytes) -> bytes:
+    """What carries a tensor's bytes to the next stage: as yet the same."""
+    return data
+
+
+def stage_failure(stage: Stage, pack: PackHeader, code: str, message: str) -> StageFailed:
+    """What is told of a pack that could not be computed: node, blocks, micro-batch and step."""
+    return StageFailed(
+        f"{stage} failed at micro-batch {pack.micro_batch}, step {pack.step}: {message}",
+        node=stage.node,
+        code=code,
+    )
+
+
+@contextmanager
+def stage_errors(stage: Stage, pack: PackHeader) -> Iterator[None]:
+    """Makes a StageFailed of whatever goes wrong with a pack: the coordinator hears of it, by name."""
+    try:
+        yield
+    except StageFailed:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise stage_failure(stage, pack, "out_of_memory", str(error)) from error
+    except (ModelError, RemoteProtocolError) as error:
+        raise stage_failure(stage, pack, "bad_input", error.message) from error
+    except Exception as error:  # the boundary of the device
+        raise stage_failure(stage, pack, "internal", f"{type(error).__name__}: {error}") from error

@@ -34,6 +34,14 @@ class ChannelStatistics:
     link: LinkEstimate | None = None  # what is known of the link to the peer
 
 
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A message that was handed over. `began` is when its first datagram went to the kernel, in seconds of
+    `time.monotonic()`: None until then, which may be after `send` returned. Any thread may look."""
+
+    began: float | None = None
+
+
 class Channel(Protocol):
     """An authenticated connection to one peer process, its hello exchanged. Messages of a channel
     may overtake one another (each has a stream of its own)."""
@@ -47,7 +55,7 @@ class Channel(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message) -> Sent:
         """Hand a message over; returns once un-acknowledged bytes are below the high watermark.
 
         Raises: ConnectionLost when the channel ended. The deadline is the caller's `asyncio.timeout`.

@@ -16,7 +16,8 @@ from bbquic.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from bbquic.transport.channel import ChannelStatistics, Role
+from bbquic.transport.arrival import monotonic_time
+from bbquic.transport.channel import ChannelStatistics, Role, Sent
 from bbquic.transport.ending import (
     CloseCode,
     Ending,
@@ -108,6 +109,7 @@ class QuicChannel:
         if dialled is None:
             self._deadline = self._loop.call_later(host.options.handshake_timeout, self._give_up)
         self._keep_alive: asyncio.TimerHandle | None = None
+        self._last_stamp: int | None = None  # of the datagrams that came last, by the kernel's clock
         self._sent = self._received = 0
         self._bytes_sent = self._bytes_received = 0
 
@@ -132,13 +134,14 @@ class QuicChannel:
         """Whether this side opened it."""
         return self._is_dialled
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message) -> Sent:
         posting = self.post(message)
         try:
             await posting.done
         except asyncio.CancelledError:
             self.withdraw(posting)
             raise
+        return posting.sent
 
     async def receive(self) -> Message:
         message = await self._mailbox.get()
@@ -176,11 +179,14 @@ class QuicChannel:
 
     # The halves of `send` and `receive`, for who waits elsewhere.
 
-    def post(self, message: Message) -> Posting:
-        """Start to send. Its `done` is set as `send` would return or raise. Raises: ConnectionLost."""
+    def post(self, message: Message, sent: Sent | None = None) -> Posting:
+        """Start to send. Its `done` is set as `send` would return or raise; `sent` is the one to fill in.
+
+        Raises: ConnectionLost.
+        """
         if self._ending is not None:
             raise self._ending.error()
-        posting = self._outbox.post(message)
+        posting = self._outbox.post(message, sent)
         posting.done.add_done_callback(lambda done: self._count(message.size, done))
         return posting
 
@@ -215,6 +221,7 @@ class QuicChannel:
 
     def receive_batch(self, datagrams: list[bytes], address: Any, stamps: Sequence[Stamp]) -> None:
         """Take datagrams from one address; `flush` when all that came is through."""
+        self._last_stamp = stamps[-1][0] if stamps else None
         self._quic.receive_batch(datagrams, address, self._loop.time(), stamps)
 
     def flush(self) -> None:
@@ -292,7 +299,8 @@ class QuicChannel:
             decoder.feed_untrusted(event.data)
             if event.end_stream:
                 del self._decoders[event.stream_id]
-                message = decoder.finish_untrusted()
+                stamp = self._quic.take_arrival(event.stream_id) or self._last_stamp
+                message = decoder.finish_untrusted(monotonic_time(stamp))
                 if message.kind is Kind.HELLO:
                     self._quic.release(message.size)
                 for ready in self._session.receive_untrusted(message):
@@ -393,7 +401,10 @@ class QuicChannel:
             self._flush_handle = self._loop.call_soon(self.flush)
 
     def _transmit(self) -> None:
-        for train in self._quic.trains_to_send(now=self._loop.time()):
+        trains = self._quic.trains_to_send(now=self._loop.time())
+        if trains:
+            self._outbox.note_begun(self._loop.time())
+        for train in trains:
             self._host.send_train(train)
         timer_at = self._quic.get_timer()
         if timer_at == self._timer_at:

@@ -22,7 +22,7 @@ from bbquic.transport.intake import ONE_RTT, Intake
 from bbquic.transport.packetiser import Packetiser
 from bbquic.transport.quic import PinnedConnection
 from bbquic.transport.recovery import FastRecovery
-from bbquic.transport.trains import Stamp, Train, couple_whole
+from bbquic.transport.trains import Stamp, Train, arrival_of, couple_whole
 
 log = logging.getLogger("bbquic.transport")
 
@@ -68,6 +68,9 @@ class FastConnection(PinnedConnection):
         for start in range(0, len(datagrams), STEP):
             odd, genuine = self._receive_step(datagrams[start : start + STEP], address, now)
             all_genuine = all_genuine and genuine and not odd
+            if stamps:
+                for stream_id, place in self._intake.ended:
+                    self._arrivals[stream_id] = arrival_of(start + place, datagrams, stamps)
             for data in odd:
                 self.receive_datagram(data, address, now)
             if self._close_event is not None:

@@ -3,6 +3,8 @@ DATAGRAM frames read in place. Whatever is unusual is left to aioquic's own meth
 
 from __future__ import annotations
 
+from itertools import islice
+
 from aioquic import tls
 from aioquic.quic import events
 from aioquic.quic.connection import END_STATES, QuicConnection, QuicConnectionError, QuicReceiveContext
@@ -20,7 +22,7 @@ SPIN = 0x20
 STREAM, FIN, LENGTH, OFFSET = 0x08, 0x01, 0x02, 0x04  # frame type and its bits
 DATAGRAM, DATAGRAM_WITH_LENGTH = 0x30, 0x31
 
-Packet = tuple[int, int, bytes]  # first byte, number, frames
+Packet = tuple[int, int, bytes, int]  # first byte, number, frames, 16 times its place in the batch
 
 
 class Intake:
@@ -30,12 +32,15 @@ class Intake:
         self._connection = connection
         self._chunks: dict[int, list[bytes]] = {}
         self._data_limit = 0  # what the peer may have sent in all; nothing changes it while a batch is read
+        self._place = 0  # of the datagram that is read, as in Packet
+        self.ended: list[tuple[int, int]] = []  # streams that the last batch ended, and by which datagram
         self.unanswered = 0  # packets since the last ACK was written that ask for one
         self.packets = 0  # taken here
 
     def receive(self, datagrams: list[bytes], now: float) -> tuple[list[bytes], bool]:
         """Take datagrams that came from the connection's own path; those that aioquic has to look at, and
         whether every other one was genuine. May close the connection, as aioquic would."""
+        self.ended.clear()
         packets, odd, genuine = self._unprotect(datagrams)
         if packets:
             self._take(packets, now)
@@ -69,7 +74,7 @@ class Intake:
                 except InvalidTag:
                     pass  # forged or damaged: as if it had never come (RFC 9001, 5.5)
                 else:
-                    packets.append((first, number, frames))
+                    packets.append((first, number, frames, place))
             else:
                 odd.append(data)
             place += 16
@@ -83,7 +88,7 @@ class Intake:
         eliciting, in_order = 0, True
         first_of_run = end_of_run = -1
         self._data_limit = connection._local_max_data.value
-        for first, number, frames in packets:
+        for first, number, frames, self._place in packets:
             if number in received:
                 continue
             self.packets += 1
@@ -137,6 +142,7 @@ class Intake:
             return True
         self._emit()
         connection = self._connection
+        reported = len(connection._events)
         context = QuicReceiveContext(
             epoch=ONE_RTT,
             host_cid=connection.host_cid,
@@ -149,6 +155,9 @@ class Intake:
             is_eliciting, _ = connection._payload_received(context, frames[read:])
         except QuicConnectionError as error:
             connection.close(error.error_code, error.frame_type, error.reason_phrase)
+        for event in islice(connection._events, reported, None):
+            if isinstance(event, events.StreamDataReceived) and event.end_stream:
+                self.ended.append((event.stream_id, self._place >> 4))
         if connection._state in END_STATES or connection._close_pending:
             return None
         return is_eliciting or read > 0
@@ -198,6 +207,7 @@ class Intake:
         if kind & FIN:
             receiver._final_size, receiver.is_finished = stop, True
             del self._chunks[stream_id]
+            self.ended.append((stream_id, self._place >> 4))
             self._report(stream_id, chunks, end=True)
         return at + size
 

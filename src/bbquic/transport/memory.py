@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bbquic import __version__
 from bbquic.errors import PeerUnreachable
-from bbquic.transport.channel import ChannelStatistics, Role
+from bbquic.transport.channel import ChannelStatistics, Role, Sent
 from bbquic.transport.ending import (
     CloseCode,
     Ending,
@@ -213,7 +214,7 @@ class MemoryChannel:
         """Make these two the ends of one connection."""
         self._other, other._other = other, self
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message) -> Sent:
         other = self._other
         assert other is not None
         while self._ending is None and not other._has_room():
@@ -223,7 +224,9 @@ class MemoryChannel:
             raise self._ending.error()
         self._sent.add(message)
         other._unread.add(message)
+        sent = Sent(time.monotonic())
         self.network.carry(other, _copy(message))
+        return sent
 
     async def probe(self) -> ProbeResult:
         """A process's own memory has no bottleneck to find."""
@@ -241,7 +244,7 @@ class MemoryChannel:
         """A message arrives at this end."""
         if self._ending is None:
             self._received.add(message)
-            self._mailbox.put_nowait(message)
+            self._mailbox.put_nowait(replace(message, arrived=time.monotonic()))
 
     def close(self, reason: str = "") -> None:
         other = self._other

@@ -6,7 +6,7 @@ The bytes are tabled in docs/wire-format.md. Nothing here knows QUIC, a clock or
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
@@ -56,7 +56,7 @@ class Rule(NamedTuple):
     body: int
 
 
-ROWS_FIRST, CONTROL, BULK = 0, 1, 2
+ROWS_FIRST, ROWS_IN_BACKGROUND, CONTROL, BULK = 0, 1, 2, 3
 NUMBERS = 64  # four of them
 MOST_PROBE = 1 * MIB  # bytes of a burst that measures: 36 of the largest datagrams are 576,000
 SMALL = 64 * KIB  # names, counters, a sentence or two
@@ -88,12 +88,16 @@ KINDS = {int(kind): kind for kind in Kind}
 class Message:
     """A whole message. The header is msgpack, read by the owner of the kind; the body is tensor bytes.
 
+    `background` lets other rows go before these; it stays with the sender. `arrived`, on receipt, is when the
+    last datagram came off the wire, in seconds of `time.monotonic()`: by the kernel's clock where that tells.
     Raises: TransportError when header or body is over the limit of the kind, so that no peer has to.
     """
 
     kind: Kind
     header: bytes
     body: bytes | memoryview = b""
+    background: bool = field(default=False, compare=False)
+    arrived: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         rule = RULES[self.kind]
@@ -116,8 +120,9 @@ class Message:
 
     @property
     def priority(self) -> int:
-        """0 goes first: rows, then control, then bulk."""
-        return RULES[self.kind].priority
+        """0 goes first: rows, then rows that can wait, then control, then bulk."""
+        priority = RULES[self.kind].priority
+        return ROWS_IN_BACKGROUND if self.background and priority == ROWS_FIRST else priority
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
@@ -158,8 +163,11 @@ class MessageDecoder:
         if rest:
             raise RemoteProtocolError(f"{len(rest)} bytes follow the end of a {self._name} message")
 
-    def finish_untrusted(self) -> Message:
-        """The message, once its stream has ended. Its body is a read-only view of memory nobody else has."""
+    def finish_untrusted(self, arrived: float | None = None) -> Message:
+        """The message, once its stream has ended; `arrived` is put in it as it is.
+
+        Its body is a read-only view of memory nobody else has.
+        """
         if self._kind is None:
             raise RemoteProtocolError(
                 f"a stream ended after {len(self._prefix)} of a message prefix's {PREFIX.size} bytes"
@@ -171,7 +179,7 @@ class MessageDecoder:
                 f"a {self._name} message ended after {have} of its {expected} bytes of header and body"
             )
         body = memoryview(self._body).toreadonly() if self._body else b""
-        return Message(self._kind, bytes(self._header), body)
+        return Message(self._kind, bytes(self._header), body, arrived=arrived)
 
     @property
     def _name(self) -> str:

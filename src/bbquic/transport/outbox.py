@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
+from bbquic.transport.channel import Sent
 from bbquic.transport.ending import Ending, ResetCode
 from bbquic.transport.message import KIB, Message, encode
 from bbquic.transport.options import EndpointOptions
@@ -26,6 +27,8 @@ class Streams(Protocol):
 
     def unacknowledged(self) -> tuple[int, int]: ...
 
+    def has_begun(self, stream_id: int) -> bool: ...
+
 
 @dataclass(order=True)
 class Posting:
@@ -35,6 +38,7 @@ class Posting:
     number: int
     buffers: list[memoryview] = field(compare=False)
     done: asyncio.Future[None] = field(compare=False)
+    sent: Sent = field(compare=False)
     stream_id: int | None = field(default=None, compare=False)
     is_written: bool = field(default=False, compare=False)
 
@@ -49,10 +53,11 @@ class Outbox:
         self._streams = streams
         self._on_written = on_written
         self._heap: list[Posting] = []
+        self._to_begin: dict[int, Sent] = {}  # by stream: those of which no datagram has left
         self._number = 0
         self._paused = False
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message) -> Sent:
         """Returns when the whole message is with the stack. Cancelled before that, it never arrives."""
         posting = self.post(message)
         try:
@@ -60,13 +65,14 @@ class Outbox:
         except asyncio.CancelledError:
             self.withdraw(posting)
             raise
+        return posting.sent
 
-    def post(self, message: Message) -> Posting:
-        """Enqueue a message, and write what the watermark allows."""
+    def post(self, message: Message, sent: Sent | None = None) -> Posting:
+        """Enqueue a message, and write what the watermark allows. `sent` is the one to fill in."""
         buffers = [memoryview(buffer) for buffer in encode(message)]
         self._number += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        posting = Posting(message.priority, self._number, buffers, done)
+        posting = Posting(message.priority, self._number, buffers, done, sent or Sent())
         heappush(self._heap, posting)
         if self.pump():
             self._on_written()
@@ -76,6 +82,7 @@ class Outbox:
         """Give a message up: unless all of it is with the stack by now, it never arrives."""
         posting.done.cancel()  # `pump` passes over it
         if posting.stream_id is not None and not posting.is_written:
+            self._to_begin.pop(posting.stream_id, None)
             self._streams.reset_stream(posting.stream_id, ResetCode.CANCELLED)
             self._on_written()
 
@@ -93,12 +100,18 @@ class Outbox:
             wrote = True
         return wrote
 
+    def note_begun(self, now: float) -> None:
+        """Datagrams were sent at `now`: fill in whose first one was among them. Nearly always none or one."""
+        for stream_id in [one for one in self._to_begin if self._streams.has_begun(one)]:
+            self._to_begin.pop(stream_id).began = now
+
     def end(self, ending: Ending) -> None:
         """The channel is over: every sender that waits hears why."""
         for posting in self._heap:
             if not posting.done.done():
                 posting.done.set_exception(ending.error())
         self._heap.clear()
+        self._to_begin.clear()
 
     def _has_room(self, posting: Posting) -> bool:
         unacknowledged, messages = self._streams.unacknowledged()
@@ -111,6 +124,7 @@ class Outbox:
     def _write_chunk(self, posting: Posting) -> None:
         if posting.stream_id is None:
             posting.stream_id = self._streams.open_stream(posting.priority)
+            self._to_begin[posting.stream_id] = posting.sent
         buffer = posting.buffers[0]
         chunk, rest = buffer[:CHUNK], buffer[CHUNK:]
         if rest:

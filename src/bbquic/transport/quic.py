@@ -109,6 +109,7 @@ class PinnedConnection(QuicConnection):
         self._priorities: dict[int, int] = {}  # of outgoing streams
         self.fingerprint: Fingerprint | None = None
         self.is_known = False
+        self._arrivals: dict[int, int] = {}  # of streams that ended; filled by subclasses
         self.observe_arrival: ArrivalObserver | None = None  # called by subclasses that know times of arrival
         self._data_credit = _Credit(
             self._local_max_data, options.receive_window, max(1, options.receive_window // WINDOW_STEP)
@@ -216,6 +217,11 @@ class PinnedConnection(QuicConnection):
         sender = self._outgoing.get(stream_id)
         return sender is None or sender.is_finished
 
+    def has_begun(self, stream_id: int) -> bool:
+        """Whether anything of a stream of ours was put in a datagram."""
+        sender = self._outgoing.get(stream_id)
+        return sender is None or sender.highest_offset > 0
+
     def unacknowledged(self) -> tuple[int, int]:
         """Bytes and streams of ours that the peer has not acknowledged, sent or not."""
         total = 0
@@ -235,6 +241,11 @@ class PinnedConnection(QuicConnection):
         return sum([sender._buffer_stop - sender._buffer_start for sender in senders])
 
     # Streams in.
+
+    def take_arrival(self, stream_id: int) -> int | None:
+        """When the datagram that ended a stream came, in ns by the kernel's clock; None where only the batch
+        it came with is known. To be asked once."""
+        return self._arrivals.pop(stream_id, None)
 
     def reset_size(self, stream_id: int) -> int:
         """Bytes a stream counted against the window when the peer reset it."""
@@ -287,7 +298,7 @@ CONNECTION_PARTS = (
     "_state",
     "_streams",
 )
-SENDER_PARTS = ("_buffer_start", "_buffer_stop", "_reset_error_code", "is_finished")
+SENDER_PARTS = ("_buffer_start", "_buffer_stop", "_reset_error_code", "highest_offset", "is_finished")
 RECOVERY_PARTS = ("_rtt_initialized", "_rtt_smoothed", "_rtt_min")
 TLS_PARTS = ("_peer_certificate", "_request_client_certificate")
 

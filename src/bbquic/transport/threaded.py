@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from bbquic import __version__
 from bbquic.errors import TransportError
-from bbquic.transport.channel import ChannelStatistics, Role
+from bbquic.transport.channel import ChannelStatistics, Role, Sent
 from bbquic.transport.connection import QuicChannel
 from bbquic.transport.crossing import Crossing
 from bbquic.transport.ending import Ending, closed_here
@@ -190,6 +190,7 @@ class _Sending:
 
     def __init__(self, message: Message) -> None:
         self.message = message
+        self.sent = Sent()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_withdrawn = False
         self.posting: Posting | None = None
@@ -225,7 +226,7 @@ class ThreadedChannel:
     def is_closed(self) -> bool:
         return self._ending is not None
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message) -> Sent:
         if self._ending is not None:
             raise self._ending.error()
         sending = _Sending(_own(message))
@@ -235,6 +236,7 @@ class ThreadedChannel:
         except asyncio.CancelledError:
             self._there.call(self._withdraw, sending)
             raise
+        return sending.sent
 
     async def receive(self) -> Message:
         message = await self._mailbox.get()
@@ -261,7 +263,7 @@ class ThreadedChannel:
         if sending.is_withdrawn:
             return
         try:
-            sending.posting = posting = self._channel.post(sending.message)
+            sending.posting = posting = self._channel.post(sending.message, sending.sent)
         except TransportError as error:
             self._here.call(sending.settle, error)
             return

@@ -33,6 +33,17 @@ Batch = list[Arrival]
 Stamp = tuple[int, int]  # an arrival's time as above, and its bytes
 
 
+def arrival_of(place: int, datagrams: Sequence[bytes], stamps: Sequence[Stamp]) -> int:
+    """The time of the stamp, of those of `datagrams` together, that the one at `place` came with."""
+    if len(stamps) > 1:
+        reach = sum(map(len, datagrams[: place + 1]))
+        for time, size in stamps:
+            reach -= size
+            if reach <= 0:
+                return time
+    return stamps[-1][0]
+
+
 def cut(data: bytes, segment: int) -> list[bytes]:
     """The pieces of `segment` bytes that `data` consists of; the last one may be shorter."""
     if segment <= 0 or segment >= len(data):
