@@ -196,7 +196,7 @@ def trace(file: Path) -> None:
     start = Seconds(min(one.sent for one in run.passes))
     clock = ClockEstimate(start, Seconds(0.0), Seconds(0.0), 0.0, 0.0)  # all hosts share one
     nodes = [timing.node for timing in run.passes[0].timings]
-    writer = TraceWriter(file, nodes)
+    writer = TraceWriter(file, nodes, start)
     for one in run.passes:
         launch = Launch(Seconds(one.sent), one.tokens, one.tokens, Bytes(one.size), ())
         passage = Passage(one.micro_batch, one.step, launch, one.timings, Seconds(one.received), one.tokens)

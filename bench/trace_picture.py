@@ -19,6 +19,7 @@ LABELS, CHART, MARGIN = 190, 1110, 14  # pixels: the names' column, the time axi
 ROW, SUB_ROW = 24, 15  # pixels: a lane; each of those that a hop's overlapping flights are put in
 LETTER = 6.2  # pixels: a letter of a label
 LEAST_SLICE, LEAST_BUBBLE = 0.3, 3.0  # pixels; smaller ones are not drawn
+TOUCH = 0.005  # milliseconds: moments are whole microseconds, so that neighbours may seem to overlap
 LEAST_LANE = 0.002  # of the window: lanes used less (copies on a CPU) are left out
 FILLS = ("#4477aa", "#ee8866", "#228833", "#ccbb44", "#aa3377", "#66ccee", "#999933", "#bbbbbb")  # Paul Tol's
 DARK = {"#4477aa", "#228833", "#aa3377"}  # fills that want white letters
@@ -77,7 +78,9 @@ def read_trace(events: Sequence[dict[str, Any]]) -> Trace:
             found.setdefault((process, order, event["name"]), []).append(_slice(start, event["ts"]))
         else:
             raise ValueError(f"an event of kind {kind!r}")
-    tracks = (Track(key[0], key[2], tuple(sorted(found[key], key=lambda s: s.began))) for key in sorted(found))
+    tracks = (
+        Track(key[0], key[2], tuple(sorted(found[key], key=lambda s: s.began))) for key in sorted(found)
+    )
     return Trace(processes, tuple(tracks))
 
 
@@ -100,7 +103,7 @@ def draw(trace: Trace, start: float, window: float, title: str) -> str:
         if track.process != drawn_process and not track.is_flight:
             y += 8
             drawn_process = track.process
-        rows = _rows(inside) if track.is_flight else [inside]
+        rows = _rows(inside) or [[]]
         height = SUB_ROW if track.is_flight else ROW
         label = track.name if track.is_flight else f"{trace.processes[track.process]}: {track.name}"
         body.append(_text(MARGIN + LABELS - 8, y + height / 2 + 4, label, anchor="end"))
@@ -108,9 +111,9 @@ def draw(trace: Trace, start: float, window: float, title: str) -> str:
             body += _row(track, row, start, window, y, height, scale)
             y += height + 2
     axis = _axis(start, window, MARGIN + 40.0, y, scale)
-    legend, height = _legend(trace, y + 34)
+    legend, bottom = _legend(trace, y + 34)
     head = _text(MARGIN, MARGIN + 14, title, size=15)
-    return _document([head, *axis, *body, *legend], height + MARGIN)
+    return _document([head, *axis, *body, *legend], bottom + MARGIN)
 
 
 def _row(
@@ -122,7 +125,9 @@ def _row(
     for one in slices:
         began, ended = max(one.began, start), min(one.ended, start + window)
         if track.name == "compute" and began > free:
-            parts.append(_bubble(left + (free - start) * scale, y, (began - free) * scale, height, began - free))
+            parts.append(
+                _bubble(left + (free - start) * scale, y, (began - free) * scale, height, began - free)
+            )
         free = max(free, ended)
         if (ended - began) * scale >= LEAST_SLICE:
             parts.append(_box(one, left + (began - start) * scale, y, (ended - began) * scale, height))
@@ -136,7 +141,7 @@ def _rows(slices: Iterable[Slice]) -> list[list[Slice]]:
     """Slices on as few rows as keep them apart."""
     rows: list[list[Slice]] = []
     for one in slices:
-        row = next((row for row in rows if row[-1].ended <= one.began), None)
+        row = next((row for row in rows if row[-1].ended <= one.began + TOUCH), None)
         if row is None:
             rows.append([one])
         else:
@@ -164,7 +169,9 @@ def _bubble(x: float, y: float, width: float, height: float, duration: float) ->
     if width < LEAST_BUBBLE:
         return ""
     label = next((text for text in (f"bubble {duration:.0f} ms", "bubble") if len(text) * LETTER < width), "")
-    words = _text(x + width / 2, y + height / 2 + 4, label, anchor="middle", colour="#555555") if label else ""
+    words = (
+        _text(x + width / 2, y + height / 2 + 4, label, anchor="middle", colour="#555555") if label else ""
+    )
     return (
         f'<g><title>bubble: {duration:.2f} ms</title><rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" '
         f'height="{height}" fill="url(#bubble)" stroke="#999999" stroke-width="0.4"/>{words}</g>'
@@ -179,9 +186,7 @@ def _axis(start: float, window: float, top: float, bottom: float, scale: float) 
     parts = []
     for number in range(int(window / step) + 1):
         x = MARGIN + LABELS + number * step * scale
-        parts.append(
-            f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#dddddd" stroke-width="1"/>'
-        )
+        parts.append(f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#dddddd"/>')
         parts.append(_text(x, bottom + 14, f"{number * step:g} ms", anchor="middle"))
     return parts
 

@@ -23,7 +23,7 @@ MARKS = (100, 200, 5_000, 5_000, 8_000, 38_000, 38_500, 39_000, 43_000, 43_500) 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """Ten steps of two micro-batches over two stages; each stage computes 60 ms of every 100."""
-    writer = TraceWriter(tmp_path / "trace.json", ["home-a", "<cloud&b>"])
+    writer = TraceWriter(tmp_path / "trace.json", ["home-a", "<cloud&b>"], Seconds(0.0))
     for number in range(20):
         at = number * 0.05
         timings = tuple(
@@ -31,14 +31,16 @@ def trace(tmp_path: Path) -> Path:
             for place, node in enumerate(("home-a", "<cloud&b>"))
         )
         launch = Launch(Seconds(at), 8, 8, Bytes(90), ())
-        writer.record(Passage(number % 2, number // 2, launch, timings, Seconds(at + 0.13), 8), (CLOCK, CLOCK))
+        writer.record(
+            Passage(number % 2, number // 2, launch, timings, Seconds(at + 0.13), 8), (CLOCK, CLOCK)
+        )
     writer.close()
     return writer.path
 
 
 def test_a_picture_is_made_by_one_command(trace: Path, tmp_path: Path) -> None:
     picture = tmp_path / "out.svg"
-    assert main([str(trace), str(picture), "--window", "300", "--start", "200", "--title", "a <title>"]) == 0
+    assert main([str(trace), str(picture), "--window", "250", "--start", "200", "--title", "a <title>"]) == 0
     root = ElementTree.fromstring(picture.read_text())
     words = [element.text for element in root.iter(f"{SVG}text")]
     assert "a <title>" in words

@@ -45,8 +45,19 @@ def test_a_step_is_drawn_in_the_order_in_which_it_happens() -> None:
 
 HOPS = [
     HopStatistics(
-        *("coordinator", "a", "0-9", Seconds(0.02), Bytes(1500), 3, BytesPerSecond(1e4)),
-        *(BytesPerSecond(2.5e7), False, 0.0123, Bytes(3000), None, Seconds(0.02), Seconds(0.001), 0.4),
+        "coordinator",
+        "a",
+        "0-9",
+        Seconds(0.02),
+        Bytes(1500),
+        3,
+        BytesPerSecond(1e4),
+        link_rate=BytesPerSecond(2.5e7),
+        loss=0.0123,
+        raw=Bytes(3000),
+        flight=Seconds(0.02),
+        uncertainty=Seconds(0.001),
+        busy=0.4,
     ),
     HopStatistics("a", "coordinator", None, None, Bytes(0), 0, None),
 ]

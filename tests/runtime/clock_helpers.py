@@ -40,8 +40,8 @@ def timing(
     sent: int = 500,
     to_wire: float = 0.0,
 ) -> StageTiming:
-    """What a stage notes of a pack that arrived at `arrived` (our time) and spent `lanes` (9 durations of
-    its own clock, in seconds, between its marks; the first from the arrival)."""
+    """What a stage notes of a pack that arrived at `arrived` (our time) and spent `lanes`: 9 durations
+    of its own clock, in seconds, between one mark and the next; it is delivered as it arrives."""
     marks, at = [], 0.0
     for lane in (0.0, *lanes):
         at += lane

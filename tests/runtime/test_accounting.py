@@ -93,9 +93,7 @@ def test_a_wrong_clock_moves_time_from_one_hop_to_the_next_and_the_sum_stays() -
 
 
 def test_a_clock_that_is_not_known_leaves_its_two_flights_unexplained() -> None:
-    loop = account(
-        Seconds(0), [timing("a", Clock(5e4), 0.02, LANES)], [None], Seconds(0.115), rows=Bytes(70)
-    )
+    loop = account(Seconds(0), [timing("a", Clock(5e4), 0.02, LANES)], [None], Seconds(0.115), rows=Bytes(70))
     assert [is_known(hop) for hop in loop.hops] == [False, False]
     assert loop.unexplained == pytest.approx(0.02 + 0.03)
     assert loop.hops[0].sent == 70

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from clock_helpers import Clock, exchange
@@ -138,7 +139,7 @@ def test_a_steady_clock_keeps_the_order_whatever_the_estimates_do(
             ClockEstimate(Seconds(second + 1), Seconds(50.0 + wrong), Seconds(0.3), drift, MAX_DRIFT)
         )
     ordered = sorted(seen)
-    for (before, shown_before), (after, shown_after) in zip(ordered, ordered[1:], strict=False):
+    for (before, shown_before), (after, shown_after) in pairwise(ordered):
         took, shown = after - before, shown_after - shown_before
         assert took * 0.99 - 1e-9 <= shown <= took * 1.01 + 1e-9
 

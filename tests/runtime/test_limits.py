@@ -87,9 +87,9 @@ def test_a_flight_at_a_known_rate_is_bytes_first_and_latency_after() -> None:
 
 
 def test_a_flight_below_zero_counts_as_none_and_an_unknown_one_is_not_guessed() -> None:
-    assert transmission_of(hop(-0.01, sent=10, rate=1.0)) == 0
+    assert transmission_of(hop(-0.01, sent=10, rate=1.0)) == NONE
     shares = loop_shares(Loop(Seconds(0.1), (parts(0.02),), (hop(-0.05), hop(5000.0, sure=False))))
-    assert shares[Cause.LATENCY] == 0
+    assert shares[Cause.LATENCY] == NONE
 
 
 @pytest.mark.parametrize(

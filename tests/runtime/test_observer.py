@@ -98,5 +98,8 @@ def test_a_recorder_gets_every_passage_with_the_clocks_of_its_moment() -> None:
         observer.launched(pack(0, step, row(0, 1, 4 * step)), Bytes(9), Seconds(step))
         observer.answered(tokens(0, step, step + 0.1), Bytes(9), Seconds(step + 0.3))
         heard(observer, step + 0.4)
-    assert [(passage.step, passage.answers, known) for passage, known in seen] == [(1, 1, False), (2, 1, True)]
+    assert [(passage.step, passage.answers, known) for passage, known in seen] == [
+        (1, 1, False),
+        (2, 1, True),
+    ]
     assert seen[0][0].launch.tokens == 4

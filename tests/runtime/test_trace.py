@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from bbquic.runtime.trace import TraceWriter
 from bbquic.units import Bytes, Seconds
 
 NODES = ("home-a", "cloud-b")
+START = Seconds(0.0)
 Event = dict[str, Any]
 
 
 def passages(count: int, seed: int, clocks: tuple[Clock, ...]) -> list[Passage]:
     """Packs of three micro-batches through stages that compute one at a time, in simulated time."""
     draw = random.Random(seed)
-    free = [0.0] * len(clocks)
+    free = [0.0] * len(clocks)  # from when on a stage's device is
+    inbound = [0.0] * len(clocks)  # and its inbound lane
     ready = [0.0] * 3
     made = []
     for number in range(count):
@@ -36,9 +39,11 @@ def passages(count: int, seed: int, clocks: tuple[Clock, ...]) -> list[Passage]:
         timings = []
         for place, clock in enumerate(clocks):
             now += draw.uniform(0.001, 0.05)
-            began = max(now + 0.002, free[place])
+            wait = max(0.0, inbound[place] - now)
+            inbound[place] = now + wait + 0.0015
+            began = max(inbound[place], free[place])
             took = draw.uniform(0.005, 0.03)
-            lanes = (0.0005, 0.0, 0.001, 0.0005, began - now - 0.002, took, 0.0, 0.001, 0.002)
+            lanes = (wait, 0.001, 0.0005, began - inbound[place], took, 0.0, 0.001, 0.002, 0.0)
             timings.append(timing(NODES[place], clock, now, lanes, to_wire=0.001))
             free[place] = began + took
             now = began + took + 0.003
@@ -65,7 +70,7 @@ def estimates(clocks: tuple[Clock, ...], now: float, draw: random.Random) -> tup
 def written(path: Path, count: int, seed: int) -> list[Event]:
     clocks = (Clock(5e4, 5e-5), Clock(-3.0, -5e-5))
     draw = random.Random(seed)
-    writer = TraceWriter(path, NODES)
+    writer = TraceWriter(path, NODES, START)
     for passage in passages(count, seed, clocks):
         writer.record(passage, estimates(clocks, passage.came, draw))
         json.loads(path.read_text())  # whole, whenever somebody looks or the run is killed
@@ -90,8 +95,8 @@ def test_slices_of_one_lane_never_overlap_though_the_clocks_are_guessed(
 ) -> None:
     for slices in by_track(written(tmp_path / "trace.json", count, seed)).values():
         slices.sort(key=lambda event: float(event["ts"]))
-        for before, after in zip(slices, slices[1:], strict=False):
-            assert before["ts"] + before["dur"] <= after["ts"] + 1e-6
+        for before, after in pairwise(slices):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
 
 
 def test_every_pack_is_on_every_track_with_its_figures(tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ def test_processes_and_tracks_have_names(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_pack_leaves_a_whole_trace(tmp_path: Path) -> None:
-    writer = TraceWriter(tmp_path / "trace.json", NODES)
+    writer = TraceWriter(tmp_path / "trace.json", NODES, START)
     before = json.loads(writer.path.read_text())
     writer.close()
     writer.close()
@@ -152,7 +157,7 @@ def test_a_run_without_a_pack_leaves_a_whole_trace(tmp_path: Path) -> None:
 
 def test_a_pack_of_before_the_clocks_are_known_is_left_out(tmp_path: Path) -> None:
     clocks = (Clock(0.0), Clock(0.0))
-    writer = TraceWriter(tmp_path / "trace.json", NODES)
+    writer = TraceWriter(tmp_path / "trace.json", NODES, START)
     writer.record(passages(1, 0, clocks)[0], (None, None))
     writer.close()
     assert all(event["ph"] == "M" for event in json.loads(writer.path.read_text()))
@@ -160,11 +165,11 @@ def test_a_pack_of_before_the_clocks_are_known_is_left_out(tmp_path: Path) -> No
 
 def test_a_file_that_cannot_be_made_is_an_error_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write the trace"):
-        TraceWriter(tmp_path / "nowhere" / "trace.json", NODES)
+        TraceWriter(tmp_path / "nowhere" / "trace.json", NODES, START)
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
-    writer = TraceWriter(Path("/dev/full"), NODES)
+    writer = TraceWriter(Path("/dev/full"), NODES, START)
     assert writer.trouble is not None
     assert "No space left" in writer.trouble
     writer.record(passages(1, 0, (Clock(0.0), Clock(0.0)))[0], (None, None))
@@ -176,7 +181,7 @@ def test_a_trace_that_no_viewer_would_open_ends_early_and_whole(
 ) -> None:
     monkeypatch.setattr(trace_module, "MOST_BYTES", Bytes(100_000))
     clocks = (Clock(0.0), Clock(0.0))
-    writer = TraceWriter(tmp_path / "trace.json", NODES)
+    writer = TraceWriter(tmp_path / "trace.json", NODES, START)
     for passage in passages(300, 0, clocks):
         writer.record(passage, estimates(clocks, passage.came, random.Random(0)))
     writer.close()

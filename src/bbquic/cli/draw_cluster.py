@@ -8,7 +8,19 @@ from bbquic.runtime.telemetry import ClusterStatistics, NodeStatistics
 from bbquic.units import Seconds
 
 SNAPSHOT_COLUMNS = (
-    *("node", "state", "activity", "job", "blocks", "steps/s", "busy", "bubble", "compute", "queue", "queues"),
+    *(
+        "node",
+        "state",
+        "activity",
+        "job",
+        "blocks",
+        "steps/s",
+        "busy",
+        "bubble",
+        "compute",
+        "queue",
+        "queues",
+    ),
     *("rtt", "clock", "hop", "link", "hop rtt", "hop loss", "carries", "ratio"),
 )
 
@@ -58,7 +70,13 @@ def clock(node: NodeStatistics) -> str:
 
 def _node_row(node: NodeStatistics) -> tuple[str, ...]:
     if node.trouble is not None:
-        return (printable(node.name), UNKNOWN, UNKNOWN, UNKNOWN, f"does not answer: {printable(node.trouble)}")
+        return (
+            printable(node.name),
+            UNKNOWN,
+            UNKNOWN,
+            UNKNOWN,
+            f"does not answer: {printable(node.trouble)}",
+        )
     doing = f"{printable(node.activity or UNKNOWN)} for {duration(node.since)}"
     job = "" if node.job is None else f" (job {printable(node.job)})"
     return (printable(node.name), milliseconds(node.rtt), clock(node), _rate(node), f"{doing}{job}")

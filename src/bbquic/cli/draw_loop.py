@@ -16,7 +16,7 @@ SPLIT_WIDTH = 24  # columns of a stage's bar
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under `columns`. On a narrow screen columns go in the order of `dropped_first`; the others stay."""
+    """Rows under `columns`. On a narrow screen columns go in the order of `dropped_first`."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import groupby
 from typing import Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -44,7 +45,11 @@ _FRAME = Seconds(0.25)  # between two frames of the live view: figures can be re
 PLAIN_INTERVAL = Seconds(5.0)
 _LEAST_BAR = 10  # columns; a shorter bar says less than the figures beside it
 _WIDEST_BAR = 100
-_LETTERS = {COMPUTE: "green", QUEUE: "dim", FLIGHT: "blue"}  # colours of a bar's letters, beside their meaning
+_LETTERS = {
+    COMPUTE: "green",
+    QUEUE: "dim",
+    FLIGHT: "blue",
+}  # colours of a bar's letters, beside their meaning
 
 
 class View(Protocol):
@@ -199,11 +204,8 @@ def _draw_step(loop: Loop, width: int) -> list[RenderableType]:
 
 def _coloured(text: str, start: int = 0) -> Text:
     """A bar whose letters have their colours, from `start` on."""
-    drawn = Text(text)
-    for place in range(start, len(text)):
-        if text[place] in _LETTERS:
-            drawn.stylize(_LETTERS[text[place]], place, place + 1)
-    return drawn
+    runs = ("".join(run) for _, run in groupby(text[start:]))
+    return Text.assemble(text[:start], *((run, _LETTERS.get(run[0], "")) for run in runs))
 
 
 def _draw_progress(job: JobStatistics, title: str, width: int) -> RenderableType:
@@ -228,8 +230,12 @@ def _draw_table(table: Table, width: int) -> RenderableType:
     fitted = table.fitted(width)
     drawn = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
     for name in fitted.columns:
-        side = "left" if name in fitted.left else "right"
-        drawn.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
+        drawn.add_column(
+            name,
+            justify="left" if name in fitted.left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
     for row in fitted.rows:
         cells = zip(fitted.columns, row, strict=True)
         drawn.add_row(*(_coloured(cell) if name == "split of it" else Text(cell) for name, cell in cells))

@@ -95,7 +95,7 @@ class HopSums(NamedTuple):
 
 
 class LoopSums(NamedTuple):
-    """Of all packs so far: sums, from which a reader takes differences. Fixed in size, however long the job."""
+    """Of all packs so far: sums, from which a reader takes differences; as small after days as at first."""
 
     steps: int
     measured: float  # seconds from launch to TOKENS

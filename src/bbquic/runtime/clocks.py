@@ -144,8 +144,8 @@ def _carried(bound: _Bound, now: float, later: float, earlier: float) -> float:
 class SteadyClock:
     """A node's moments on our clock, in their order: the estimate is followed by bending, never by a jump.
 
-    A trace needs it: two slices that do not overlap on the node must not overlap on paper because the estimate
-    became better between them.
+    A trace needs it: two slices that do not overlap on the node must not overlap on paper because the
+    estimate became better between them.
     """
 
     def __init__(self, estimate: ClockEstimate) -> None:

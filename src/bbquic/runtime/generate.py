@@ -34,6 +34,7 @@ from bbquic.runtime.telemetry import JobStatistics
 from bbquic.runtime.trace import TraceWriter
 from bbquic.transport.channel import Endpoint
 from bbquic.transport.identity import Peer
+from bbquic.units import Seconds
 
 Watch = Callable[[Callable[[], JobStatistics]], AbstractAsyncContextManager[None]]
 
@@ -143,7 +144,8 @@ def _traced(path: Path | None, plan: PlanHeader, report: Report) -> Iterator[Tra
     if path is None:
         yield None
         return
-    writer = TraceWriter(path, [stage.node for stage in plan.stages])
+    now = Seconds(asyncio.get_running_loop().time())
+    writer = TraceWriter(path, [stage.node for stage in plan.stages], now)
     try:
         yield writer
     finally:

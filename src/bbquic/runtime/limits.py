@@ -1,7 +1,7 @@
 """What limits a step just now, in words with the figures behind them.
 
-A resource that is busy nearly all the time sets the pace, whatever else happens: step = max(M · cycle, loop) of
-the architecture. Where none is, the loop does: then it is said what most of a step goes to.
+A resource that is busy nearly all the time sets the pace, whatever else happens: step = max(M · cycle, loop).
+Where none is, the loop does: then it is said what most of a step goes to.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from bbquic.runtime.accounting import Loop, is_known
 from bbquic.runtime.timing import Hop, Parts, WireLink
@@ -30,7 +31,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One resource over the last while: `busy` is the share of the time, 0 to 1; `figures` is what it comes from."""
+    """One resource over the last while: `busy` is a share of the time; `figures` is what it comes from."""
 
     cause: Cause
     owner: str  # such as "home-a" or "hop home-a -> cloud-b"
@@ -148,7 +149,7 @@ def transmission_of(hop: Hop) -> Seconds:
 def hop_names(stages: Sequence[str]) -> list[str]:
     """The loop's hops, in order."""
     around = [COORDINATOR, *stages, COORDINATOR]
-    return [f"{source} -> {target}" for source, target in zip(around, around[1:], strict=False)]
+    return [f"{source} -> {target}" for source, target in pairwise(around)]
 
 
 def _where(cause: Cause, loop: Loop, stages: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 The file is a JSON array of trace events (the Trace Event Format's "JSON Array Format"), and whole after every
 write: its closing bracket is written with each group of events and overwritten by the next. Times are
-microseconds on the coordinator's clock since the first pack left. What can overlap on a track (arrivals,
+microseconds on the coordinator's clock since the trace began. What can overlap on a track (arrivals,
 sending, flights, whole steps) is a pair of async events, the rest complete events that cannot.
 """
 
@@ -27,6 +27,7 @@ COORDINATOR_PROCESS = 1  # stages follow
 MOST_BYTES = Bytes(1 << 30)  # no viewer opens more
 _GROUP = 200  # events written together
 _END = b"\n]\n"
+_TOUCH = 5.0  # microseconds: moments are whole ones, so that neighbours on a track may seem to overlap
 
 # track, mark at which its slice begins, mark at which it ends
 _LANES = (
@@ -45,16 +46,18 @@ Event = dict[str, Any]
 class TraceWriter:
     """Writes each pack that came around; a `Recorder`. Holds a group of events in memory at most."""
 
-    def __init__(self, path: Path, nodes: Sequence[str]) -> None:
-        """Raises: ConfigError when the file cannot be made."""
+    def __init__(self, path: Path, nodes: Sequence[str], start: Seconds | None = None) -> None:
+        """`start` is the trace's time 0 on the coordinator's clock: before any pack leaves. Without it, time 0
+        is when the first pack that came around had left. Raises: ConfigError when the file cannot be made."""
         self.path = path
         self.trouble: str | None = None  # why the trace ends before the run
         self._nodes = tuple(nodes)
         self._ids = count(1)
         self._clocks: dict[int, SteadyClock] = {}
         self._followed: dict[int, Seconds] = {}
-        self._start: Seconds | None = None
+        self._start = start
         self._pending: list[Event] = []
+        self._ended: dict[tuple[int, int], float] = {}  # process and track: where its last slice ends
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -125,13 +128,21 @@ class TraceWriter:
         for track, (_, begins, ends) in enumerate(_LANES, start=2):
             began, ended = clock.ours(timing.at(begins)), clock.ours(timing.at(ends))
             if ended > began:
-                ts = self._since_start(began)
-                duration = round(self._since_start(ended) - ts, 3)
+                ts, duration = self._place(process, track, began, ended)
                 events.append(
                     {"ph": "X", "pid": process, "tid": track, "ts": ts, "dur": duration, "name": name}
                     | {"cat": TRACKS[track - 1], "args": args}
                 )
         return events + self._pair(process, _SEND, name, handed, handed + timing.to_wire, args)
+
+    def _place(self, process: int, track: int, began: float, ended: float) -> tuple[float, float]:
+        """Where a slice begins and how long it is, put behind its neighbour where the two seem to touch."""
+        ts, end = self._since_start(began), self._since_start(ended)
+        before = self._ended.get((process, track), ts)
+        if 0 < before - ts < _TOUCH:
+            ts, end = before, max(before, end)
+        self._ended[process, track] = end
+        return ts, round(end - ts, 3)
 
     def _flight(
         self,
@@ -158,7 +169,7 @@ class TraceWriter:
         ]
 
     def _since_start(self, moment: float) -> float:
-        assert self._start is not None
+        assert self._start is not None, "nothing is written before a pack came"
         return round((moment - self._start) * 1e6, 3)
 
     def _flush(self) -> None:

@@ -51,7 +51,7 @@ class ClusterWatch:
                 tasks.create_task(node.run())
 
     async def wait_answers(self, count: int) -> None:
-        """Until each node gave `count` answers, or has been found not to answer; the deadlines are its own."""
+        """Until each node gave `count` answers, or was found not to answer within its deadlines."""
         await asyncio.gather(*(node.wait_answers(count) for node in self._nodes))
 
     def snapshot(self) -> ClusterStatistics:
