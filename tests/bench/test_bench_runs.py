@@ -49,6 +49,13 @@ def test_transport_runs_and_prints_its_bars() -> None:
         assert f"{bar}: " in done.stdout
 
 
+def test_replay_runs_where_there_can_be_a_network() -> None:
+    command = [sys.executable, "-m", "bench.replay", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step_falcon_7b_E3: " in done.stdout or "no emulated links here" in done.stdout
+
+
 def test_gpu_check_starts_and_says_whether_it_could_check_anything() -> None:
     command = [sys.executable, "-m", "bench.gpu_check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)

@@ -1,0 +1,1 @@
+"""Nodes that stand in for GPUs: they wait where a GPU computes, and send recorded activations."""

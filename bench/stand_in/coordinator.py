@@ -1,0 +1,130 @@
+"""The coordinator of replays: `python -m bench.stand_in.coordinator`, on the first stage's host of bench.wan.
+
+Reads `{"keys": folder, "host": address, "peers": {...}}` and prints `{"open": true}`; then a `Cell` as JSON
+each time, runs it through the real scheduler and coordinator, and prints the passes: `{"passes": [...]}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bbquic.kv.ranges import CELL_ALIGNMENT
+from bbquic.model.sampling import Sampling
+from bbquic.runtime.cluster import ClusterDeadlines, StageLink, deploy, dialled, new_job_id, release
+from bbquic.runtime.coordinator import Coordinator, Outcome
+from bbquic.runtime.protocol import PlanHeader, Stage
+from bbquic.runtime.ranges import aligned
+from bbquic.runtime.request import Request
+from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from bbquic.transport.channel import Endpoint, Role
+from bbquic.transport.identity import Peer, load_identity
+from bbquic.transport.threaded import open_endpoint
+from bbquic.units import Seconds
+from bench.stand_in.cell import Cell
+from bench.stand_in.observed import Log, ObservedChannel
+from bench.stand_in.peers import COORDINATOR, read_peers
+
+PROMPT = (1,)  # one token, so that the first pass is like those that follow
+DEPTH = 4  # packs of a micro-batch on their way at most, as `bbquic generate` has it
+DEADLINES = ClusterDeadlines(load=Seconds(60.0))
+
+
+class NoText:
+    """Tokens of a stand-in are numbers; nobody reads them."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def plan_of(cell: Cell, nodes: Sequence[str]) -> PlanHeader:
+    """The plan: as many stages as the cell has, on the first nodes; an arena for all sequences."""
+    stages, first = [], 0
+    for node, blocks in zip(nodes, cell.blocks, strict=False):
+        stages.append(Stage(node, first, first + blocks))
+        first += blocks
+    need = aligned(len(PROMPT) + cell.steps)
+    rows = -(-cell.batch // cell.micro_batches)
+    return PlanHeader(
+        job=new_job_id(),
+        epoch=0,
+        model=cell.stand_in.manifest().model,
+        dtype=cell.dtype,
+        stages=tuple(stages),
+        cells=need * rows * cell.micro_batches + CELL_ALIGNMENT,
+        micro_batches=cell.micro_batches,
+        depth=DEPTH,
+        manifest=cell.stand_in.manifest(),
+    )
+
+
+async def run(endpoint: Endpoint, peers: dict[str, Peer], nodes: Sequence[str], cell: Cell) -> Log:
+    """One cell, from plan to release."""
+    plan, log = plan_of(cell, nodes), Log()
+    finished: list[Outcome] = []
+
+    async def requests() -> AsyncIterator[Request]:
+        for line in range(1, cell.batch + 1):
+            yield Request(line, PROMPT, cell.steps, Sampling())
+
+    async def keep(outcomes: Sequence[Outcome]) -> None:
+        finished.extend(outcomes)
+
+    used = [peers[stage.node] for stage in plan.stages]
+    async with dialled(endpoint, used, DEADLINES) as channels:
+        links = [
+            StageLink(stage, ObservedChannel(channel, log))
+            for stage, channel in zip(plan.stages, channels, strict=True)
+        ]
+        failed = True
+        try:
+            await deploy(links, [plan] * len(links), DEADLINES, lambda _: None)
+            scheduler = Scheduler(
+                SchedulerOptions(
+                    micro_batches=plan.micro_batches,
+                    slots=cell.batch,
+                    cells=plan.cells,
+                    prefill_tokens=cell.batch,
+                    look_ahead=cell.batch + 1,  # all are seated at once
+                )
+            )
+            coordinator = Coordinator(links, plan, scheduler, ends=frozenset(), text=NoText)
+            await coordinator.run(requests(), keep)
+            failed = False
+        finally:
+            await release(links, plan.job, cancel=failed, deadlines=DEADLINES)
+    assert len(finished) == cell.batch
+    return log
+
+
+async def serve(setup: dict[str, Any]) -> None:
+    peers = read_peers(setup)
+    nodes = sorted(name for name in peers if name != COORDINATOR)
+    identity = load_identity(Path(setup["keys"]) / f"{COORDINATOR}.key")
+    endpoint = await open_endpoint(identity, peers, Role.COMMAND, host=setup["host"])
+    print(json.dumps({"open": True}), flush=True)
+    try:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            log = await run(endpoint, peers, nodes, msgspec.json.decode(line, type=Cell))
+            print(msgspec.json.encode({"passes": log.done}).decode(), flush=True)
+    finally:
+        await endpoint.close()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
+    asyncio.run(serve(json.loads(sys.stdin.readline())))
+
+
+if __name__ == "__main__":
+    main()
