@@ -29,6 +29,7 @@ from bbquic.model.fetch import fetch_model
 from bbquic.model.registry import user_cache
 from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.device import CudaDevice, Device
+from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import Job, Lanes
 from bbquic.runtime.pool import EACH
 from bbquic.runtime.protocol import PackHeader, Row, Stage
@@ -69,7 +70,7 @@ class Grinder:
     def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
         with self._device.inbound():
             tensor = self._device.bring(body, torch.float32)
-            return Staged(tensor, Seconds(time.monotonic()), self._device.moment())
+            return Staged(tensor, self._device.moment())
 
     def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed:
         with self._device.computing(staged.on_device):
@@ -83,7 +84,7 @@ class Grinder:
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
         with self._device.outbound(computed.computed):
             (body,) = self._device.fetch([computed.value])
-        return Output(None, body, Bytes(len(body)), Seconds(time.monotonic()))
+        return Output(None, body, Seconds(time.monotonic()))
 
 
 def a_pack(step: int) -> PackHeader:
@@ -105,7 +106,9 @@ def grind(worker: Grinder, packs: int) -> list[Job]:
         async def fail(job: Job, error: StageFailed) -> None:
             raise error
 
-        lanes = Lanes(worker, packs, send, fail)
+        lanes = Lanes(
+            worker, HopIn("float32"), HopOut("float32", CodecMode.RAW, lambda: None), packs, send, fail
+        )
         bodies = [torch.full((BODY // 4,), float(step)).numpy().tobytes() for step in range(packs)]
         with ThreadPoolExecutor(1) as device:
             running = asyncio.create_task(lanes.run(device))

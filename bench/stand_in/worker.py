@@ -74,7 +74,7 @@ class StandInWorker:
 
     def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
         moment = now()
-        return Staged(None, moment.at, moment)
+        return Staged(None, moment)
 
     def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed:
         began = now()
@@ -85,9 +85,9 @@ class StandInWorker:
         """A view of the pool, or tokens: nothing is copied."""
         if self._heads:
             tokens = tuple(place for place, row in enumerate(pack.rows) if row.wants_token)
-            return Output(tokens, b"", Bytes(0), now().at)
+            return Output(tokens, b"", now().at)
         hidden = self._pool.next_slice(pack.token_count).reshape(-1).view("u1").data
-        return Output(None, hidden, Bytes(len(hidden)), now().at)
+        return Output(None, hidden, now().at)
 
 
 class StandInLoader:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from bbquic.errors import ModelError, StageFailed
 from bbquic.runtime.device import HostMoment, now
+from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import WAITING, Job, Lanes
 from bbquic.runtime.protocol import PackHeader, Row, Stage
 from bbquic.runtime.stage import Computed, Output, Staged
@@ -65,7 +66,7 @@ class Worker:
 
     def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
         self._do("stage_in", pack)
-        return Staged(bytes(body), Seconds(time.monotonic()), now())
+        return Staged(bytes(body), now())
 
     def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed:
         began = now()
@@ -74,7 +75,7 @@ class Worker:
 
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
         self._do("stage_out", pack)
-        return Output(None, computed.value, Bytes(len(computed.value)), Seconds(time.monotonic()))
+        return Output(None, computed.value, Seconds(time.monotonic()))
 
     def _do(self, part: str, pack: PackHeader) -> None:
         self.seen.append((part, pack.micro_batch, pack.step))
@@ -94,7 +95,14 @@ class Bench:
         self.changed = asyncio.Event()
         self.may_send = asyncio.Event()
         self.may_send.set()
-        self.lanes = Lanes(worker, size, self._send, self._fail)
+        self.lanes = Lanes(
+            worker,
+            HopIn("float16"),
+            HopOut("float16", CodecMode.RAW, lambda: None),
+            size,
+            self._send,
+            self._fail,
+        )
 
     async def _send(self, job: Job) -> None:
         await self.may_send.wait()

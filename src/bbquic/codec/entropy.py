@@ -12,7 +12,7 @@ import zstandard
 from bbquic.codec.planes import U8
 from bbquic.errors import RemoteProtocolError
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | memoryview
 
 MOST_WINDOW = 1 << 21  # bytes; the largest that level 3 asks for: a frame that wants more is not ours
 

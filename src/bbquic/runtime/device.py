@@ -90,7 +90,8 @@ class HostDevice:
         return now()
 
     def bring(self, data: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
-        return torch.frombuffer(bytearray(data), dtype=dtype)
+        is_ours = isinstance(data, memoryview) and not data.readonly  # a decoded tensor: nobody else has it
+        return torch.frombuffer(data if is_ours else bytearray(data), dtype=dtype)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         pass

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from bbquic.codec.frame import Frame
 from bbquic.errors import StageFailed
+from bbquic.runtime.hop import HopIn, HopOut
 from bbquic.runtime.protocol import PackHeader
 from bbquic.runtime.stage import Computed, Output, Staged, StageWorker, stage_errors
 from bbquic.runtime.tasks import owned_tasks
@@ -40,11 +42,13 @@ class Job:
     delivered: Seconds
     copies: tuple[Any, ...] = ()  # of KV, before the pack is computed
     decode_began: float = 0.0
+    decoded: float = 0.0
     copy_began: float = 0.0
     encoded: float = 0.0
     staged: Staged | None = None
     computed: Computed | None = None
     output: Output | None = None
+    frame: Frame | None = None  # of an output that is a tensor
     times: tuple[float, ...] = ()  # DELIVERED to ENCODED, once there is an output
 
     def marks(self, handed: float) -> Marks:
@@ -82,13 +86,20 @@ class Lanes:
     def __init__(
         self,
         worker: StageWorker,
+        incoming: HopIn,
+        outgoing: HopOut | None,
         size: int,
         send: Callable[[Job], Awaitable[None]],
         fail: Callable[[Job, StageFailed], Awaitable[None]],
     ) -> None:
-        """`size` packs may wait before the first lane. `send` gets each job that has an output, in order;
+        """`incoming` and `outgoing` code what comes and goes; the last stage has nothing to code.
+
+        `size` packs may wait before the first lane. `send` gets each job that has an output, in order;
         `fail` the first that has none: what follows a failure cannot be trusted, so it is dropped."""
         self._worker = worker
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._inside = 0
         self._send = send
         self._fail = fail
         self._in, self._due, self._out, self._done = (
@@ -110,7 +121,8 @@ class Lanes:
 
     def put_nowait(self, job: Job) -> None:
         """Raises: asyncio.QueueFull."""
-        if self._worker.is_light_in(job.pack) and self._in.is_idle and not self._due.jobs.full():
+        self._inside += 1
+        if self._is_light_in(job) and self._in.is_idle and not self._due.jobs.full():
             self._due.jobs.put_nowait(job)
         else:
             self._in.jobs.put_nowait(job)
@@ -135,7 +147,7 @@ class Lanes:
     async def _bring(self, thread: Executor) -> None:
         while True:
             job = await self._in.get()
-            if self._worker.is_light_in(job.pack) or await self._works(thread, self._bring_one, job):
+            if self._is_light_in(job) or await self._works(thread, self._bring_one, job):
                 await self._due.jobs.put(job)
 
     async def _compute(self, device: Executor) -> None:
@@ -160,6 +172,7 @@ class Lanes:
     async def _pass_on(self) -> None:
         while True:
             job = await self._done.get()
+            self._inside -= 1
             if not self._has_failed:
                 await self._send(job)
 
@@ -183,12 +196,22 @@ class Lanes:
     def _now(self, pack: PackHeader | None) -> None:
         self.computing, self.since = pack, Seconds(time.monotonic())
 
+    def _is_light_in(self, job: Job) -> bool:
+        return self._worker.is_light_in(job.pack) and not self._incoming.is_coded(job.pack)
+
+    def _is_light_out(self, job: Job) -> bool:
+        coding = self._outgoing is not None and self._outgoing.is_coding
+        return self._worker.is_light_out(job.pack) and not coding
+
     # Their work, in threads.
 
     def _bring_one(self, job: Job) -> None:
+        worker, pack = self._worker, job.pack
         job.decode_began = time.monotonic()
-        with stage_errors(self._worker.stage, job.pack):
-            job.staged = self._worker.stage_in(job.pack, job.body)
+        with stage_errors(worker.stage, pack):
+            body = self._incoming.decode_untrusted(pack, job.body, worker.body_length(pack))
+            job.decoded = time.monotonic()
+            job.staged = worker.stage_in(pack, body)
         job.body = b""
 
     def _compute_one(self, job: Job) -> None:
@@ -197,7 +220,7 @@ class Lanes:
             assert job.staged is not None
         with stage_errors(self._worker.stage, job.pack):
             job.computed = self._worker.compute(job.pack, job.staged, job.copies)
-        if self._worker.is_light_out(job.pack):
+        if self._is_light_out(job):
             self._take_out_one(job)
 
     def _take_out_one(self, job: Job) -> None:
@@ -206,12 +229,15 @@ class Lanes:
         assert computed is not None
         job.copy_began = time.monotonic()
         with stage_errors(self._worker.stage, job.pack):
-            job.output = self._worker.stage_out(job.pack, computed)
+            job.output = output = self._worker.stage_out(job.pack, computed)
+            if output.tokens is None:
+                assert self._outgoing is not None, "only the last stage has tokens"
+                job.frame = self._outgoing.encode(job.pack, output.body, is_alone=self._inside == 1)
             job.encoded = time.monotonic()
             job.times = (
                 job.delivered,
                 job.decode_began,
-                staged.decoded,
+                job.decoded,
                 staged.on_device.seconds(),
                 computed.began.seconds(),
                 computed.computed.seconds(),

@@ -107,6 +107,9 @@ class Node:
             case Kind.ROWS | Kind.HIDDEN:
                 if self._job is not None and self._job.service is not None:
                     self._job.service.receive(channel, message)
+            case Kind.TABLE:
+                if self._job is not None and self._job.service is not None:
+                    await self._job.service.take_table(channel, message)
             case Kind.PING:
                 received = Seconds(message.arrived or time.monotonic())
                 ping = decode_header_untrusted(PingHeader, header)

@@ -6,7 +6,7 @@ them is `transport.message.decode_header_untrusted`, so a wrong type or a missin
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -19,6 +19,7 @@ JobId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
 Natural = Annotated[int, Meta(ge=0, le=2**40)]
+Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
 
 MAX_ROWS = 4096  # rows of one pack; more is a bug or an attack, not a batch
@@ -87,6 +88,7 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
     rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_ROWS)]
     tokens: bytes = b""  # T ids, little-endian int32; empty behind the first stage
     moves: Annotated[tuple[Move, ...], Meta(max_length=MAX_ROWS)] = ()
+    frame: Annotated[bytes, Meta(max_length=64)] = b""  # how the body is coded (`codec.frame`)
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
 
     @property
@@ -142,6 +144,7 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCHES)]
     depth: Annotated[int, Meta(ge=1, le=MAX_DEPTH)]  # packs of a micro-batch on their way at most
     manifest: Manifest
+    codec: Literal["auto", "raw", "H8", "REC"] = "auto"  # of every hop
 
     def __post_init__(self) -> None:
         expected = 0
@@ -203,6 +206,25 @@ class FailedHeader(Struct, frozen=True, forbid_unknown_fields=True):
     step: Natural
     code: Name
     message: Text
+
+
+class TableHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """TABLE: shifts of a hop's channels, told to the next stage before frames refer to them."""
+
+    job: JobId
+    epoch: Natural
+    width: Annotated[int, Meta(ge=0, le=255)]
+    columns: Positive
+    shifts: bytes
+    digest: Digest
+
+
+class TableKnownHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """TABLE_KNOWN: the next stage holds a table."""
+
+    job: JobId
+    epoch: Natural
+    digest: Digest
 
 
 class PingHeader(Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,16 +9,26 @@ from concurrent.futures import Executor
 
 import msgspec
 
-from bbquic.errors import RemoteProtocolError, StageFailed, TransportError
+from bbquic.errors import ConnectionLost, RemoteProtocolError, StageFailed, TransportError
+from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import Job, Lanes
 from bbquic.runtime.ledger import Ledger
-from bbquic.runtime.protocol import FailedHeader, PackHeader, PlanHeader, Stage, TokensHeader
+from bbquic.runtime.protocol import (
+    FailedHeader,
+    PackHeader,
+    PlanHeader,
+    Stage,
+    TableHeader,
+    TableKnownHeader,
+    TokensHeader,
+)
 from bbquic.runtime.stage import StageWorker
 from bbquic.runtime.tally import Tally, wire_link
+from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.timing import StageReport, StageTiming
 from bbquic.transport.channel import Channel, Role
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from bbquic.units import Bytes, Seconds
+from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 SPARE = 16  # packs over what a plan allows on their way, so that it is a count that refuses, not a queue
 
@@ -40,7 +50,10 @@ class StageService:
         self._ledger: Ledger[tuple[Message, Seconds]] = Ledger(
             cells=plan.cells, micro_batches=plan.micro_batches
         )
-        self._lanes = Lanes(worker, plan.micro_batches * plan.depth + SPARE, self._send, self._fail)
+        self._incoming = HopIn(plan.dtype)
+        self._outgoing = None if following is None else _hop_out(plan, following)
+        size = plan.micro_batches * plan.depth + SPARE
+        self._lanes = Lanes(worker, self._incoming, self._outgoing, size, self._send, self._fail)
         self._inside: Counter[int] = Counter()  # packs in the lanes, by micro-batch
         self._tally = Tally()
 
@@ -68,6 +81,8 @@ class StageService:
             queued=(waiting + self._ledger.held, due, copying, sending),
             following=None if following is None else following.peer.name,
             link=None if following is None else wire_link(following.statistics()),
+            codec="" if self._outgoing is None else self._outgoing.choice.way.value,
+            why="" if self._outgoing is None else self._outgoing.choice.reason,
         )
 
     def receive(self, channel: Channel, message: Message) -> None:
@@ -79,7 +94,8 @@ class StageService:
         if (pack.job, pack.epoch) != (self.plan.job, self.plan.epoch):
             return
         self._check_sender(channel, message)
-        if message.body_size != self._worker.body_length(pack):
+        size = self._worker.body_length(pack)
+        if message.body_size > size or (message.body_size < size and not pack.frame):
             raise RemoteProtocolError(
                 f"{channel.peer.name} sent {message.body_size} bytes of hidden states "
                 f"for {pack.token_count} tokens"
@@ -101,6 +117,20 @@ class StageService:
                 f"{self.plan.depth} may be on their way"
             ) from None
 
+    async def take_table(self, channel: Channel, message: Message) -> None:
+        """Hold a table of shifts that the stage before tells, and say so. One of another job is only late.
+
+        Raises: RemoteProtocolError when the sender is not the plan's predecessor, or the table is wrong.
+        """
+        table = decode_header_untrusted(TableHeader, message.header)
+        if (table.job, table.epoch) != (self.plan.job, self.plan.epoch):
+            return
+        if channel.role is not Role.NODE or channel.peer.name != self._predecessor:
+            raise RemoteProtocolError(f"{channel.peer.name} ({channel.role}) sent a table of shifts")
+        self._incoming.take_untrusted(table.width, table.columns, table.shifts, table.digest)
+        known = TableKnownHeader(table.job, table.epoch, table.digest)
+        await channel.send(Message(Kind.TABLE_KNOWN, encode_header(known)))
+
     def _check_sender(self, channel: Channel, message: Message) -> None:
         if self._predecessor is None:
             right = message.kind == Kind.ROWS and channel is self.owner
@@ -118,11 +148,35 @@ class StageService:
 
     async def run(self, device: Executor) -> None:
         """Compute and send until cancelled. `device` is the one thread that may touch the model."""
-        await self._lanes.run(device)
+        async with owned_tasks() as tasks:
+            tasks.create_task(self._lanes.run(device))
+            if self._following is not None:
+                tasks.create_task(self._hear(self._following))
+
+    async def _hear(self, following: Channel) -> None:
+        """What the next stage says: that it holds a table. Its end shows where packs are sent to it."""
+        assert self._outgoing is not None
+        while True:
+            try:
+                message = await following.receive()
+            except ConnectionLost:
+                return
+            try:
+                self._take_answer(message)
+            except RemoteProtocolError as error:
+                following.close(error.message)
+
+    def _take_answer(self, message: Message) -> None:
+        assert self._outgoing is not None
+        if message.kind is not Kind.TABLE_KNOWN:
+            raise RemoteProtocolError(f"{message.kind.name} is not what a stage says to the one before")
+        known = decode_header_untrusted(TableKnownHeader, message.header)
+        if (known.job, known.epoch) == (self.plan.job, self.plan.epoch):
+            self._outgoing.known(known.digest)
 
     async def _send(self, job: Job) -> None:
         """Send what a pack became, with this stage's timing."""
-        pack, output = job.pack, job.output
+        pack, output, frame = job.pack, job.output, job.frame
         assert output is not None
         self._inside[pack.micro_batch] -= 1  # first: whoever gets its tokens may send the next one at once
         handed = time.monotonic()
@@ -130,8 +184,8 @@ class StageService:
             node=self.stage.node,
             arrived=job.arrived,
             marks=job.marks(handed),
-            raw=output.raw,
-            sent=Bytes(len(output.body)),
+            raw=Bytes(len(output.body)),
+            sent=Bytes(0 if frame is None else len(frame.body)),
             to_wire=self._tally.last_to_wire,
         )
         self._tally.add(timing)
@@ -143,10 +197,12 @@ class StageService:
             return
         following = self._following
         assert following is not None, "only the last stage has tokens"
-        header = msgspec.structs.replace(pack, tokens=b"", timings=timings)
-        message = Message(Kind.HIDDEN, encode_header(header), output.body, background=pack.can_wait)
+        assert frame is not None
+        header = msgspec.structs.replace(pack, tokens=b"", frame=frame.header, timings=timings)
+        message = Message(Kind.HIDDEN, encode_header(header), frame.body, background=pack.can_wait)
         try:
             self._tally.leave(handed, await following.send(message))
+            await self._tell_table(following)
         except TransportError as error:
             lost = StageFailed(
                 f"{self.stage} cannot reach the next stage: {error.message}",
@@ -154,6 +210,16 @@ class StageService:
                 code="connection_lost",
             )
             await self._lanes.drop_all(job, lost)
+
+    async def _tell_table(self, following: Channel) -> None:
+        """Send the next stage a table that was learnt, if there is one."""
+        assert self._outgoing is not None
+        table = self._outgoing.table_to_tell()
+        if table is not None:
+            header = TableHeader(
+                self.plan.job, self.plan.epoch, table.width, table.columns, table.encode(), table.digest
+            )
+            await following.send(Message(Kind.TABLE, encode_header(header)))
 
     async def _fail(self, job: Job, error: StageFailed) -> None:
         await self.owner.send(self._failed_message(error, job.pack))
@@ -175,6 +241,14 @@ class StageService:
         """End the connection to the next stage: it was made for this job."""
         if self._following is not None:
             self._following.close("the job ended")
+
+
+def _hop_out(plan: PlanHeader, following: Channel) -> HopOut:
+    def rate() -> BytesPerSecond | None:
+        link = following.statistics().link
+        return None if link is None else link.rate
+
+    return HopOut(plan.dtype, CodecMode(plan.codec), rate)
 
 
 def _name(pack: PackHeader) -> str:

@@ -29,7 +29,6 @@ class Staged:
     """A pack's input where it is computed. `value` is the worker's own."""
 
     value: Any
-    decoded: Seconds  # on time.monotonic()
     on_device: Moment
 
 
@@ -48,7 +47,6 @@ class Output:
 
     tokens: tuple[int, ...] | None
     body: bytes | memoryview
-    raw: Bytes  # of the tensor; `body` is what carries it
     on_host: Seconds  # on time.monotonic()
 
 
@@ -141,11 +139,9 @@ class ModelWorker:
 
     def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
         """Raises: RemoteProtocolError when the parts do not fit, ModelError for a token out of range."""
-        data = _decoded(body)
-        decoded = Seconds(time.monotonic())
         with self.device.inbound():
-            inputs = self._inputs(pack, data)
-            return Staged(inputs, decoded, self.device.moment())
+            inputs = self._inputs(pack, body)
+            return Staged(inputs, self.device.moment())
 
     def _inputs(self, pack: PackHeader, data: bytes | memoryview) -> _Inputs:
         device = self.device.torch_device
@@ -221,9 +217,9 @@ class ModelWorker:
                 self.stage, pack, "non_finite", f"it {verb} hidden states that are not finite"
             )
         if outputs.hidden is not None:
-            return Output(None, _encoded(fetched[1]), Bytes(len(fetched[1])), on_host)
+            return Output(None, fetched[1], on_host)
         tokens = () if outputs.choice is None else self._tokens(pack, outputs.choice, *fetched[1:])
-        return Output(tokens, b"", Bytes(0), on_host)
+        return Output(tokens, b"", on_host)
 
     def _tokens(
         self, pack: PackHeader, choice: Choice, finite: bytes, ids: bytes, sampled: bytes
@@ -234,16 +230,6 @@ class ModelWorker:
             return tuple(choice.finish(np.frombuffer(finite, np.bool_), np.frombuffer(ids, np.int64), rows))
         except NonFiniteLogits as error:
             raise stage_failure(self.stage, pack, "non_finite", error.message) from error
-
-
-def _decoded(body: bytes | memoryview) -> bytes | memoryview:
-    """A tensor's bytes from what carried them: as yet the same."""
-    return body
-
-
-def _encoded(data: bytes) -> bytes:
-    """What carries a tensor's bytes to the next stage: as yet the same."""
-    return data
 
 
 def stage_failure(stage: Stage, pack: PackHeader, code: str, message: str) -> StageFailed:

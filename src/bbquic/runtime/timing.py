@@ -16,6 +16,7 @@ from bbquic.units import Bytes, BytesPerSecond, Seconds
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Moment = Annotated[int, Meta(ge=0, le=2**40)]  # microseconds
 NodeName = Annotated[str, Meta(min_length=1, max_length=63)]
+Words = Annotated[str, Meta(max_length=512)]
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]  # seconds
 
 
@@ -120,6 +121,8 @@ class StageReport(Struct, frozen=True, forbid_unknown_fields=True):
     queued: tuple[Count, Count, Count, Count]  # packs just now before: decode and copy, compute, copy, send
     following: NodeName | None
     link: WireLink | None
+    codec: Words = ""  # how its messages are coded now
+    why: Words = ""
 
     @property
     def summed(self) -> Parts:

@@ -43,6 +43,8 @@ class Kind(IntEnum):
     HIDDEN = 33
     TOKENS = 34
     FAILED = 35
+    TABLE = 36
+    TABLE_KNOWN = 37
 
     PING = 48
     PONG = 49
@@ -60,6 +62,7 @@ ROWS_FIRST, ROWS_IN_BACKGROUND, CONTROL, BULK = 0, 1, 2, 3
 NUMBERS = 64  # four of them
 MOST_PROBE = 1 * MIB  # bytes of a burst that measures: 36 of the largest datagrams are 576,000
 SMALL = 64 * KIB  # names, counters, a sentence or two
+SHIFTS = 256 * KIB  # two bytes a channel: models have some ten thousand
 LISTS = 4 * MIB  # ids, positions and trees of every row of a micro-batch
 MANIFEST = 16 * MIB  # names, shapes and hashes of every tensor of a model
 
@@ -78,6 +81,8 @@ RULES: dict[Kind, Rule] = {
     Kind.HIDDEN: Rule(ROWS_FIRST, LISTS, MAX_MESSAGE),
     Kind.TOKENS: Rule(ROWS_FIRST, LISTS, 0),
     Kind.FAILED: Rule(ROWS_FIRST, SMALL, 0),
+    Kind.TABLE: Rule(CONTROL, SHIFTS, 0),
+    Kind.TABLE_KNOWN: Rule(CONTROL, SMALL, 0),
     Kind.PING: Rule(CONTROL, SMALL, 0),
     Kind.PONG: Rule(CONTROL, SMALL, 0),
 }
