@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bbquic.errors import (
     ConnectionLost,
@@ -32,7 +32,7 @@ from bbquic.runtime.sequence import Sequence, TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.timing import StageTiming
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from bbquic.units import Seconds
+from bbquic.units import BytesPerSecond, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,6 @@ class Counters:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    launched: dict[int, float] = field(default_factory=dict)  # micro-batch: when its step left
 
 
 class Coordinator:
@@ -113,6 +112,7 @@ class Coordinator:
         self._text = text
         self._options = options or CoordinatorOptions()
         self._news = asyncio.Event()  # something may be launched
+        self._launched: dict[tuple[int, int], tuple[float, Pack]] = {}  # (micro-batch, step): when it left
         self._room = asyncio.Event()
         self._primed = asyncio.Event()  # the look-ahead is full, or there is no more to read
         # bounded: a disk that cannot keep up slows the job down instead of filling memory
@@ -132,7 +132,7 @@ class Coordinator:
             tasks.create_task(self._deliver(sink))
             await self._primed.wait()
             while not self._scheduler.is_done:
-                await self._launch_idle()
+                await self._launch_all()
                 if self._scheduler.room:
                     self._room.set()
                 await self._wait_news()
@@ -143,6 +143,12 @@ class Coordinator:
     @property
     def in_flight_sequences(self) -> int:
         return self._scheduler.live
+
+    def preempt(self, line: int) -> bool:
+        """Drop the KV of a job's line; it is rebuilt from its tokens. False when the line holds no slot."""
+        dropped = self._scheduler.preempt_line(line)
+        self._news.set()
+        return dropped
 
     def waiting_for(self) -> str | None:
         """Who keeps a step waiting that is on its way for longer than `slow`, and with what; None if none."""
@@ -155,13 +161,10 @@ class Coordinator:
         return "; ".join(f"{one.link.stage.node}: {one.doing} for {one.since:.0f} s" for one in self.stages)
 
     def _oldest_step(self) -> tuple[Pack | None, Seconds]:
-        now = asyncio.get_running_loop().time()
-        launched = self.counters.launched
-        ages = [(now - launched[pack.micro_batch], pack) for pack in self._scheduler.in_flight()]
-        if not ages:
+        if not self._launched:
             return None, Seconds(0.0)
-        age, pack = max(ages, key=lambda pair: pair[0])
-        return pack, Seconds(age)
+        left, pack = min(self._launched.values(), key=lambda pair: pair[0])
+        return pack, Seconds(asyncio.get_running_loop().time() - left)
 
     async def _wait_news(self) -> None:
         """Until tokens or requests are there. Raises: Stalled when a step is on its way for too long."""
@@ -177,12 +180,10 @@ class Coordinator:
                 )
         self._news.clear()
 
-    async def _launch_idle(self) -> None:
-        """Send the next step of every micro-batch that has none on its way."""
-        busy = {pack.micro_batch for pack in self._scheduler.in_flight()}
-        for micro_batch in range(self._plan.micro_batches):
-            if micro_batch not in busy and (pack := self._scheduler.next_pack(micro_batch)) is not None:
-                await self._launch(pack)
+    async def _launch_all(self) -> None:
+        """Send every pack that may leave now; what a scheduler has on its way is bounded."""
+        while (pack := self._scheduler.any_pack()) is not None:
+            await self._launch(pack)
 
     async def _launch(self, pack: Pack) -> None:
         header = PackHeader(
@@ -193,8 +194,9 @@ class Coordinator:
             range=(pack.range.offset, pack.range.slots, pack.range.capacity),
             rows=pack.rows,
             tokens=b"".join(token.to_bytes(4, "little") for token in pack.tokens),
+            moves=pack.moves,
         )
-        self.counters.launched[pack.micro_batch] = asyncio.get_running_loop().time()
+        self._launched[pack.micro_batch, pack.step] = (asyncio.get_running_loop().time(), pack)
         self.counters.prompt_tokens += pack.prompt_tokens
         await self._links[0].channel.send(Message(Kind.ROWS, encode_header(header)))
 
@@ -243,6 +245,9 @@ class Coordinator:
         elif message.kind is Kind.PONG:
             pong = decode_header_untrusted(PongHeader, message.header)
             self.stages[place].doing, self.stages[place].since = pong.activity, Seconds(pong.since)
+            link = pong.stage.link if pong.stage else None
+            if link is not None and link.rate and not link.is_lower_bound:
+                self._scheduler.pace.link_rate(place, BytesPerSecond(link.rate))
         elif message.kind is Kind.FAILED:
             failed = decode_header_untrusted(FailedHeader, message.header)
             if (failed.job, failed.epoch) == (self._plan.job, self._plan.epoch):
@@ -262,9 +267,13 @@ class Coordinator:
             raise RemoteProtocolError(str(error)) from error
         if done is None:
             return
+        left, pack = self._launched.pop((header.micro_batch, header.step))
+        if len(header.timings) == len(self.stages):
+            elapsed = Seconds(asyncio.get_running_loop().time() - left)
+            self._scheduler.pace.record(len(pack.tokens), elapsed, header.timings)
         for activity, timing in zip(self.stages, header.timings, strict=False):
             activity.record(timing)
-        self.counters.generated_tokens += len(header.tokens)
+        self.counters.generated_tokens = self._scheduler.generated
         if done:
             await self._outcomes.put(done)
         self._news.set()

@@ -107,6 +107,7 @@ async def generate(
                     cells=plan.cells,
                     prefill_tokens=options.prefill_tokens,
                     look_ahead=options.look_ahead,
+                    depth=plan.depth,
                 )
             )
             coordinator = Coordinator(

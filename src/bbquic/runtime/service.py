@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from bbquic.errors import RemoteProtocolError, StageFailed, TransportError
+from bbquic.kv.ranges import SlotCopy
 from bbquic.runtime.ledger import Ledger
 from bbquic.runtime.protocol import FailedHeader, PackHeader, PlanHeader, Stage, TokensHeader
 from bbquic.runtime.stage import StageOutput, StageWorker
@@ -23,6 +24,7 @@ class _Arrival:
 
     pack: PackHeader
     body: memoryview
+    copies: tuple[SlotCopy, ...]
     due: float  # time.monotonic
 
 
@@ -40,9 +42,11 @@ class StageService:
         self._following = following
         place = plan.stages.index(stage)
         self._predecessor = plan.stages[place - 1].node if place else None
-        self._ledger: Ledger[memoryview] = Ledger(cells=plan.cells, micro_batches=plan.micro_batches)
-        # a micro-batch has one step on its way, so honest packs never fill these
-        self._due: asyncio.Queue[_Arrival] = asyncio.Queue(2 * plan.micro_batches + 16)
+        self._ledger: Ledger[memoryview] = Ledger(
+            cells=plan.cells, micro_batches=plan.micro_batches, depth=plan.depth
+        )
+        # a micro-batch has `depth` packs on their way at most, so honest ones never fill these
+        self._due: asyncio.Queue[_Arrival] = asyncio.Queue(plan.micro_batches * plan.depth)
         self._done: asyncio.Queue[StageOutput] = asyncio.Queue(plan.micro_batches)
         self._activity = "waiting for rows"
         self._since = time.monotonic()
@@ -66,9 +70,9 @@ class StageService:
             raise RemoteProtocolError(
                 f"{channel.peer.name} sent {len(body)} bytes of hidden states for {pack.token_count} tokens"
             )
-        for due, load in self._ledger.admit(pack, body):
+        for due in self._ledger.admit(pack, body):
             try:
-                self._due.put_nowait(_Arrival(due, load, time.monotonic()))
+                self._due.put_nowait(_Arrival(due.pack, due.load, due.copies, time.monotonic()))
             except asyncio.QueueFull:
                 raise RemoteProtocolError(f"{channel.peer.name} sends packs without waiting") from None
 
@@ -101,7 +105,9 @@ class StageService:
             self._now(f"computing micro-batch {pack.micro_batch}, step {pack.step}")
             queued = Seconds(time.monotonic() - arrival.due)
             try:
-                done = await loop.run_in_executor(device, self._worker.compute, pack, arrival.body, queued)
+                done = await loop.run_in_executor(
+                    device, self._worker.compute, pack, arrival.body, queued, arrival.copies
+                )
             except StageFailed as error:
                 await self.owner.send(self._failed_message(error, pack))
             else:

@@ -9,6 +9,7 @@ import torch
 
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
 from bbquic.kv.attention import PackedAttention, RowSpan
+from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import NonFiniteLogits, Sampling, choose
@@ -47,10 +48,18 @@ class StageWorker:
             return 0
         return pack.token_count * self._model.hidden_size * self._model.dtype.itemsize
 
-    def compute(self, pack: PackHeader, body: memoryview, queued: Seconds) -> StageOutput:
+    def compute(
+        self,
+        pack: PackHeader,
+        body: memoryview,
+        queued: Seconds,
+        copies: tuple[SlotCopy, ...] = (),
+    ) -> StageOutput:
         """Raises: StageFailed naming node, blocks, micro-batch and step, whatever went wrong."""
         started = time.monotonic()
         try:
+            for copy in copies:
+                self.arena.copy(copy)
             hidden = self._input(pack, body)
             device = self._model.device
             spans = [RowSpan(row.slot, row.first, row.count) for row in pack.rows]
@@ -126,6 +135,7 @@ class StageWorker:
             pack.step,
             pack.range,
             pack.rows,
+            moves=pack.moves,
             timings=(*pack.timings, self._timing(queued, started, len(body))),
         )
         return StageOutput(header, body)
