@@ -119,7 +119,9 @@ class Nodes:
         async with deployed(
             self._endpoint, self._cluster.nodes, self._model, self._options, lambda _: None
         ) as (links, plan):
-            scheduler = Scheduler(SchedulerOptions(plan.micro_batches, layout.batch, plan.cells))
+            scheduler = Scheduler(
+                SchedulerOptions(plan.micro_batches, layout.batch, plan.cells, depth=plan.depth)
+            )
             tokenizer = self._model.directory.tokenizer
             coordinator = Coordinator(
                 links, plan, scheduler, ends=frozenset(), text=lambda: StreamDecoder(tokenizer)

@@ -96,6 +96,7 @@ async def run(endpoint: Endpoint, peers: dict[str, Peer], nodes: Sequence[str], 
                     cells=plan.cells,
                     prefill_tokens=cell.batch,
                     look_ahead=cell.batch + 1,  # all are seated at once
+                    depth=plan.depth,
                 )
             )
             coordinator = Coordinator(links, plan, scheduler, ends=frozenset(), text=NoText)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +15,19 @@ import torch
 
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import manifest_of
+from bbquic.model.sampling import Sampling
+from bbquic.model.tokenizer import StreamDecoder
 from bbquic.runtime.cluster import ClusterDeadlines
-from bbquic.runtime.coordinator import CoordinatorOptions
-from bbquic.runtime.generate import RunModel, RunOptions, generate
+from bbquic.runtime.coordinator import Coordinator, CoordinatorOptions, Outcome
+from bbquic.runtime.generate import RunModel, RunOptions, deployed, generate
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import LayoutOptions
 from bbquic.runtime.loading import DiskLoader, ModelStore
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.node import Node
+from bbquic.runtime.pace import Pace
+from bbquic.runtime.request import Completion, Request
+from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Identity, Peer, make_identity
@@ -135,6 +140,52 @@ async def answer(
         report=more.get("report", lambda _: None),
         watch=more.get("watch", unwatched),
     )
+
+
+async def serve(
+    cluster: Cluster,
+    model: Path,
+    records: Sequence[dict[str, Any]],
+    how: RunOptions,
+    *,
+    pace: Callable[[SchedulerOptions], Pace] | None = None,
+    during: Callable[[Coordinator, Scheduler], Coroutine[Any, Any, None]] | None = None,
+) -> tuple[dict[int, Completion], Scheduler]:
+    """A run without files, which a test may look into, steer and disturb; completions by line."""
+    held = run_model(model)
+    tokenizer = held.directory.tokenizer
+    outcomes: list[Outcome] = []
+
+    async def requests() -> AsyncIterator[Request]:
+        for line, record in enumerate(records, 1):
+            chat = record.get("messages")
+            tokens = tokenizer.encode_chat(chat) if chat else tokenizer.encode(record["prompt"])
+            yield Request(line, tuple(tokens), record.get("max_tokens", 256), Sampling())
+
+    async def keep(group: Sequence[Outcome]) -> None:
+        outcomes.extend(group)
+
+    async with deployed(cluster.command, cluster.places(), held, how, lambda _: None) as (links, plan):
+        options = SchedulerOptions(
+            plan.micro_batches, how.layout.batch, plan.cells, how.prefill_tokens, depth=plan.depth
+        )
+        scheduler = Scheduler(options, pace(options) if pace else None)
+        coordinator = Coordinator(
+            links,
+            plan,
+            scheduler,
+            ends=held.directory.eos,
+            text=lambda: StreamDecoder(tokenizer),
+            options=how.coordinator,
+        )
+        disturbing = asyncio.create_task(during(coordinator, scheduler)) if during else None
+        await coordinator.run(requests(), keep)
+        if disturbing is not None:
+            disturbing.cancel()
+            await asyncio.gather(disturbing, return_exceptions=True)
+    completions = {one.line: one for one in outcomes if isinstance(one, Completion)}
+    assert len(completions) == len(outcomes) == len(records)
+    return completions, scheduler
 
 
 def run(main: Callable[[], Any]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_helpers import answer, cluster_of, options, read_answers, run, write_prompts
+from engine_helpers import answer, cluster_of, options, read_answers, run, serve, until, write_prompts
 from oracle import Oracle
 
+from bbquic.runtime.coordinator import Coordinator
+from bbquic.runtime.scheduler import Scheduler
+from paces import RandomPace
 from tiny_model import make_tiny_llama
 
 BLOCKS = 4
@@ -33,6 +38,9 @@ SAMPLED: list[dict[str, Any]] = [
     }
     for n in range(8)
 ]
+
+
+SHORT = [line for line, record in enumerate(PROMPTS, 1) if "max_tokens" in record][:12]  # 1-based
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +151,58 @@ def test_greedy_answers_equal_transformers_over_quic(
     run(main)
     answers = read_answers(tmp_path / "out.jsonl")
     assert {line: record["text"] for line, record in answers.items()} == expected
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("chunk", [3, 24, 512])
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_answers_do_not_depend_on_chunks_packs_in_flight_or_the_order_of_arrival(
+    model: Path, expected: dict[int, str], micro_batches: int, chunk: int, depth: int
+) -> None:
+    """Whatever a pace decides: sizes of packs, how many there are, and who moves into which micro-batch."""
+    records = [PROMPTS[line - 1] for line in SHORT]
+
+    async def main() -> None:
+        order = random.Random(100 * micro_batches + chunk + depth)
+        how = options(micro_batches=micro_batches, prefill_tokens=chunk, depth=depth)
+        async with cluster_of([model] * 2, order=order) as cluster:
+            answers, scheduler = await serve(
+                cluster, model, records, how, pace=lambda given: RandomPace(order, given)
+            )
+        assert [answers[line].text for line in sorted(answers)] == [expected[line] for line in SHORT]
+        assert (scheduler.moved > 0) == (micro_batches > 1)
+
+    run(main)
+
+
+def has_generated(scheduler: Scheduler, tokens: int) -> bool:
+    return scheduler.generated >= tokens
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_sequences_that_are_dropped_in_mid_run_answer_as_if_they_were_not(
+    model: Path, expected: dict[int, str], micro_batches: int
+) -> None:
+    order = random.Random(micro_batches)
+
+    async def drop(coordinator: Coordinator, scheduler: Scheduler) -> None:
+        for goal in itertools.count(10, 10):
+            await until(functools.partial(has_generated, scheduler, goal))
+            _, _, sequence = order.choice(list(scheduler.seats()))
+            assert coordinator.preempt(sequence.request.line)
+
+    async def main() -> None:
+        how = options(micro_batches=micro_batches)
+        async with cluster_of([model] * 2, order=order) as cluster:
+            answers, scheduler = await serve(
+                cluster,
+                model,
+                PROMPTS,
+                how,
+                pace=lambda given: RandomPace(order, given),
+                during=drop,
+            )
+        assert {line: one.text for line, one in answers.items()} == expected
+        assert scheduler.preempted > 5
+
+    run(main)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbquic.kv.attention import PackedAttention, RowSpan, packed_attention
-from bbquic.kv.ranges import SlotRange
+from bbquic.kv.ranges import SlotCopy, SlotRange
 from bbquic.kv.slab import Arena, bytes_per_cell
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
@@ -106,3 +106,37 @@ def test_attention_of_another_kind_is_refused_rather_than_ignored(asked: dict[st
     rows = PackedAttention([RowSpan(0, 0, 1)], SlotRange(0, 1, 16), make_arena(16), device=CPU)
     with pytest.raises(ValueError, match=next(iter(asked))):
         packed_attention(torch.nn.Identity(), tensor, tensor, tensor, None, rows=rows, **asked)
+
+
+def test_a_copied_slot_is_the_slot_in_every_block_and_nothing_else_changes() -> None:
+    source, target = SlotRange(16, 3, 20), SlotRange(80, 2, 48)
+    arena = make_arena(target.stop)
+    generator = torch.Generator().manual_seed(1)
+    for block in arena.blocks:
+        for where in (source, target):
+            for store in arena.view(block, where):
+                store.copy_(torch.randn(store.shape, generator=generator))
+    before = [[store.clone() for store in arena.view(block, target)] for block in arena.blocks]
+    arena.copy(SlotCopy(source, 2, target, 1, 17))
+    for block, held in zip(arena.blocks, before, strict=True):
+        for old, now, origin in zip(held, arena.view(block, target), arena.view(block, source), strict=True):
+            assert torch.equal(now[1, :, :17], origin[2, :, :17])
+            assert torch.equal(now[1, :, 17:], old[1, :, 17:])
+            assert torch.equal(now[0], old[0])
+    with pytest.raises(ValueError, match="ends behind the arena"):
+        arena.copy(SlotCopy(source, 0, SlotRange(80, 3, 48), 0, 1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param((SlotRange(0, 2, 16), 2, SlotRange(32, 2, 16), 0, 1), id="no such source"),
+        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 16), 2, 1), id="no such target"),
+        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 8), 0, 9), id="longer than the target"),
+        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 16), 0, 0), id="nothing"),
+        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(16, 2, 16), 0, 1), id="ranges that overlap"),
+    ],
+)
+def test_a_copy_that_is_none_cannot_be_made(wrong: tuple[SlotRange, int, SlotRange, int, int]) -> None:
+    with pytest.raises(ValueError, match="not a copy"):
+        SlotCopy(*wrong)

@@ -34,7 +34,7 @@ def a_pack(micro_batch: int, step: int) -> PackHeader:
 
 def a_job(micro_batch: int, step: int) -> Job:
     moment = Seconds(time.monotonic())
-    return Job(a_pack(micro_batch, step), b"%d" % step, moment, moment)
+    return Job(a_pack(micro_batch, step), step.to_bytes(2, "little"), moment, moment)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Worker:
     drawn: dict[tuple[str, int, int], bool] = field(default_factory=dict)
 
     def body_length(self, pack: PackHeader) -> int:
-        return 1
+        return 2 * pack.token_count
 
     def is_light_in(self, pack: PackHeader) -> bool:
         return self._is_light("in", pack)
@@ -148,7 +148,7 @@ def test_packs_leave_as_they_came_whichever_threads_they_go_through(seed: int, o
         await bench.until(lambda: len(bench.sent) == len(steps))
         assert [(job.pack.micro_batch, job.pack.step) for job in bench.sent] == steps
         outputs = [job.output.body for job in bench.sent if job.output is not None]
-        assert outputs == [b"%d" % step for _, step in steps]
+        assert outputs == [step.to_bytes(2, "little") for _, step in steps]
 
     at_work(worker, body)
     assert worker.of("compute") == steps

@@ -63,7 +63,7 @@ def test_the_time_to_first_token_runs_from_a_prompts_first_row_to_its_first_toke
 def test_a_prompt_that_is_moved_while_it_is_read_keeps_its_beginning() -> None:
     observer = LoopObserver(["a"])
     observer.launched(pack(0, 1, row(3, 1, 0, wants=False)), Bytes(9), Seconds(1.0))
-    move = Move(micro_batch=0, slot=3, generation=1, target=0, target_generation=9, count=4)
+    move = Move(micro_batch=0, slot=3, generation=1, step=1, target=0, target_generation=9, count=4)
     observer.launched(pack(1, 1, row(0, 9, 4), moves=(move,)), Bytes(9), Seconds(2.0))
     observer.answered(tokens(1, 1, 2.1), Bytes(9), Seconds(3.0))
     assert observer.first_tokens.at(0.5) == pytest.approx(2.0, rel=0.03)

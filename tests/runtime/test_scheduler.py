@@ -1,156 +1,20 @@
-"""The scheduler against stages that check every row, over random jobs."""
+"""The scheduler's rules one by one; whole jobs are in test_circulation."""
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_simulation import make_sequence
 
-from bbquic.errors import RecordError, RemoteProtocolError
+from bbquic.errors import RecordError
 from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
-from bbquic.model.sampling import Sampling
-from bbquic.runtime.ledger import Ledger
-from bbquic.runtime.protocol import PackHeader, Row
 from bbquic.runtime.ranges import aligned, cut_range, equal_shares
-from bbquic.runtime.request import Completion, Request
-from bbquic.runtime.scheduler import Pack, Scheduler, SchedulerOptions
-from bbquic.runtime.sequence import Sequence
-
-END = 0
-JOB = "0" * 16
-
-
-class Letters:
-    """A text stream in which every token is one letter."""
-
-    def push(self, token: int) -> str:
-        return chr(97 + token % 26)
-
-    def finish(self) -> str:
-        return ""
-
-
-def make_sequence(line: int, prompt: int, max_tokens: int, stop: tuple[str, ...] = ()) -> Sequence:
-    tokens = tuple(1 + (line + place) % 500 for place in range(prompt))
-    request = Request(line, tokens, max_tokens, Sampling(), stop)
-    return Sequence(request, ends=frozenset({END}), text=Letters())
-
-
-def header(pack: Pack) -> PackHeader:
-    where = pack.range
-    return PackHeader(
-        JOB, 0, pack.micro_batch, pack.step, (where.offset, where.slots, where.capacity), pack.rows
-    )
-
-
-class Stages:
-    """What stages do, without tensors: keep each slot's tokens, and answer with a hash of all of them.
-
-    An answer is right only if every token of the sequence, and none of another, is in its slot.
-    """
-
-    def __init__(self, options: SchedulerOptions) -> None:
-        self.ledger: Ledger[Pack] = Ledger(cells=options.cells, micro_batches=options.micro_batches)
-        self.slots: dict[tuple[int, int], list[int]] = {}
-
-    def compute(self, pack: Pack) -> list[int]:
-        admitted = self.ledger.admit(header(pack), pack)
-        assert [one for _, one in admitted] == [pack]
-        place, answers = 0, []
-        for row in pack.rows:
-            held = self.slots.setdefault((pack.micro_batch, row.slot), [])
-            del held[row.first :]
-            assert len(held) == row.first
-            held.extend(pack.tokens[place : place + row.count])
-            place += row.count
-            if row.wants_token:
-                answers.append(next_token(tuple(held)))
-        assert place == len(pack.tokens)
-        return answers
-
-
-def next_token(held: tuple[int, ...]) -> int:
-    """A deterministic answer that depends on all tokens so far; END for about one in twenty."""
-    mixed = hash(held) % 1000
-    return END if mixed < 50 else mixed
-
-
-def alone(line: int, prompt: int, max_tokens: int) -> list[int]:
-    """What a sequence answers when nobody else is there."""
-    held = list(make_sequence(line, prompt, max_tokens).request.tokens)
-    answer: list[int] = []
-    while len(answer) < max_tokens:
-        token = next_token(tuple(held))
-        answer.append(token)
-        held.append(token)
-        if token == END:
-            break
-    return answer
-
-
-@settings(max_examples=150)
-@given(
-    data=st.data(),
-    jobs=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=30),
-    micro_batches=st.integers(1, 4),
-    extra_slots=st.integers(0, 8),
-    cells=st.integers(7, 40),
-    prefill=st.integers(1, 64),
-    look_ahead=st.integers(1, 12),
-)
-def test_every_sequence_is_answered_once_as_if_it_were_alone(
-    data: st.DataObject,
-    jobs: list[tuple[int, int]],
-    micro_batches: int,
-    extra_slots: int,
-    cells: int,
-    prefill: int,
-    look_ahead: int,
-) -> None:
-    options = SchedulerOptions(
-        micro_batches=micro_batches,
-        slots=micro_batches + extra_slots,
-        cells=cells * CELL_ALIGNMENT,
-        prefill_tokens=prefill,
-        look_ahead=look_ahead,
-    )
-    scheduler, stages = Scheduler(options), Stages(options)
-    offered = 0
-    flying: dict[int, Pack] = {}
-    done: list[Completion] = []
-    for _ in range(20_000):
-        if scheduler.is_done:
-            break
-        if offered < len(jobs) and scheduler.room and (not flying or data.draw(st.booleans())):
-            scheduler.offer(make_sequence(offered, *jobs[offered]))
-            offered += 1
-            if offered == len(jobs):
-                scheduler.close()
-        for micro_batch in range(micro_batches):
-            if micro_batch not in flying and (pack := scheduler.next_pack(micro_batch)) is not None:
-                flying[micro_batch] = pack
-                assert pack.range.stop <= options.cells
-        others = [one.range for one in flying.values()]
-        assert not any(a.overlaps(b) for i, a in enumerate(others) for b in others[:i])
-        assert scheduler.live <= options.slots
-        if flying:
-            back = data.draw(st.sampled_from(sorted(flying)))
-            pack = flying.pop(back)
-            tokens = stages.compute(pack)
-            completions = scheduler.take_tokens(back, pack.step, tokens)
-            assert completions is not None
-            done.extend(completions)
-            assert scheduler.take_tokens(back, pack.step, tokens) is None, "a repeat is no second answer"
-    assert scheduler.is_done
-    assert Counter(one.line for one in done) == Counter(range(len(jobs)))
-    for one in done:
-        expected = alone(one.line, *jobs[one.line])
-        assert one.generated == len(expected)
-        assert list(one.tokens) == [token for token in expected if token != END]
-        assert one.finish_reason == ("stop" if expected[-1] == END else "length")
+from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from bbquic.runtime.seats import Pack
+from paces import FixedPace
 
 
 def test_a_sequence_larger_than_the_arena_is_refused_by_name() -> None:
@@ -220,60 +84,6 @@ def test_shares_do_not_overlap(cells: int, micro_batches: int) -> None:
     assert shares[-1][0] + shares[-1][1] <= cells
 
 
-def pack_of(step: int, rows: tuple[Row, ...], where: tuple[int, int, int] = (0, 2, 16)) -> PackHeader:
-    return PackHeader(JOB, 0, 0, step, where, rows)
-
-
-def row(slot: int = 0, generation: int = 1, first: int = 0, count: int = 1) -> Row:
-    return Row(slot, generation, first, count, True, None)
-
-
-@given(order=st.permutations(range(8)), repeats=st.lists(st.integers(0, 7), max_size=8))
-def test_packs_that_overtook_one_another_are_applied_in_step_order_and_once(
-    order: list[int], repeats: list[int]
-) -> None:
-    ledger: Ledger[int] = Ledger(cells=64, micro_batches=1)
-    applied: list[int] = []
-    for step in [*order, *repeats]:
-        pack = pack_of(step + 1, (row(first=step),))
-        applied += [load for _, load in ledger.admit(pack, step)]
-    assert applied == list(range(8))
-    assert ledger.held == 0
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        pytest.param(pack_of(2, (row(first=5),)), id="a gap"),
-        pytest.param(pack_of(2, (row(first=0),)), id="a step back"),
-        pytest.param(pack_of(2, (row(generation=0, first=1),)), id="an old generation"),
-        pytest.param(pack_of(2, (row(generation=2, first=1),)), id="a new generation not at its start"),
-        pytest.param(pack_of(2, (row(first=1, count=16),)), id="beyond the slot"),
-        pytest.param(pack_of(2, (row(slot=2),)), id="beyond the range"),
-        pytest.param(pack_of(2, (row(first=1), row(first=1))), id="a slot twice"),
-        pytest.param(pack_of(2, (row(first=1),), (32, 3, 16)), id="a range beyond the arena"),
-        pytest.param(pack_of(2, (row(first=1),), (0, 1, 32)), id="a new range under an old sequence"),
-        pytest.param(pack_of(40, (row(first=1),)), id="far ahead"),
-        pytest.param(PackHeader(JOB, 0, 3, 1, (0, 1, 16), (row(),)), id="no such micro-batch"),
-    ],
-)
-def test_a_pack_that_contradicts_what_is_stored_is_refused(bad: PackHeader) -> None:
-    ledger: Ledger[None] = Ledger(cells=64, micro_batches=2)
-    ledger.admit(pack_of(1, (row(),)), None)
-    with pytest.raises(RemoteProtocolError, match="micro-batch"):
-        ledger.admit(bad, None)
-    assert ledger.admit(pack_of(2, (row(first=1),)), None), "the honest one still goes on"
-
-
-def test_a_range_taken_over_by_another_micro_batch_is_forgotten() -> None:
-    ledger: Ledger[None] = Ledger(cells=64, micro_batches=2)
-    ledger.admit(pack_of(1, (row(),)), None)
-    other = PackHeader(JOB, 0, 1, 1, (16, 1, 32), (row(generation=9),))
-    assert ledger.admit(other, None)
-    with pytest.raises(RemoteProtocolError, match="holds 0 tokens"):
-        ledger.admit(pack_of(2, (row(first=1),)), None)
-
-
 def test_a_stop_string_ends_the_answer_before_it() -> None:
     sequence = make_sequence(0, prompt=1, max_tokens=9, stop=("cd", "zz"))
     assert [sequence.push(token) for token in (26, 27, 28, 29)] == [None, None, None, "stop"]
@@ -285,3 +95,211 @@ def test_a_range_of_nothing_cannot_be_made() -> None:
     for numbers in ((-1, 1, 1), (0, 0, 1), (0, 1, 0)):
         with pytest.raises(ValueError, match="slot range"):
             SlotRange(*numbers)
+
+
+def launched(scheduler: Scheduler, micro_batch: int = 0) -> Pack:
+    pack = scheduler.next_pack(micro_batch)
+    assert pack is not None
+    return pack
+
+
+def shape(pack: Pack) -> list[tuple[int, int, bool]]:
+    return [(row.first, row.count, row.wants_token) for row in pack.rows]
+
+
+def test_several_chunks_of_a_prompt_are_on_their_way_in_order_up_to_the_depth() -> None:
+    options = SchedulerOptions(micro_batches=1, slots=1, cells=64, depth=3)
+    scheduler = Scheduler(options, FixedPace(window=9, chunk=4))
+    scheduler.offer(make_sequence(0, prompt=20, max_tokens=5))
+    packs = [launched(scheduler) for _ in range(3)]
+    assert [shape(pack) for pack in packs] == [[(0, 4, False)], [(4, 4, False)], [(8, 4, False)]]
+    assert scheduler.next_pack(0) is None, "three on their way are the depth"
+    assert scheduler.take_tokens(0, 2, []) == []
+    assert shape(launched(scheduler)) == [(12, 4, False)]
+
+
+def test_prompts_alone_are_read_ahead_only_inside_the_window_and_one_pack_always() -> None:
+    options = SchedulerOptions(micro_batches=2, slots=2, cells=128)
+    scheduler = Scheduler(options, FixedPace(window=3, chunk=4))
+    for line in range(2):
+        scheduler.offer(make_sequence(line, prompt=40, max_tokens=5))
+    assert [pack.micro_batch for _ in range(9) if (pack := scheduler.any_pack())] == [0, 1, 0]
+    scheduler.pace = FixedPace(window=1, chunk=4)
+    for step in (1, 2):
+        scheduler.take_tokens(0, step, [])
+    assert launched(scheduler).micro_batch == 0, "the window never leaves a micro-batch without any"
+
+
+def test_decode_rows_leave_whatever_the_window_and_only_once_together() -> None:
+    options = SchedulerOptions(micro_batches=1, slots=2, cells=128)
+    scheduler = Scheduler(options, FixedPace(window=2, chunk=8))
+    scheduler.offer(make_sequence(0, prompt=8, max_tokens=9))
+    scheduler.offer(make_sequence(1, prompt=16, max_tokens=9))
+    for _ in range(2):
+        launched(scheduler)
+    scheduler.take_tokens(0, 1, [7])
+    third = launched(scheduler)
+    assert shape(third) == [(8, 1, True), (8, 8, True)]
+    scheduler.take_tokens(0, 2, [])
+    assert scheduler.next_pack(0) is None, "both wait for their tokens"
+    scheduler.take_tokens(0, 3, [7, 7])
+    assert shape(launched(scheduler)) == [(9, 1, True), (16, 1, True)]
+
+
+def test_a_prompt_that_ends_in_another_pack_joins_the_decode_rows_when_these_are_back() -> None:
+    options = SchedulerOptions(micro_batches=1, slots=2, cells=128)
+    scheduler = Scheduler(options, FixedPace(window=3, chunk=8))
+    scheduler.offer(make_sequence(0, prompt=8, max_tokens=9))
+    scheduler.take_tokens(0, launched(scheduler).step, [7])
+    decode = launched(scheduler)
+    scheduler.offer(make_sequence(1, prompt=8, max_tokens=9))
+    prompt = launched(scheduler)
+    assert (shape(decode), shape(prompt)) == ([(8, 1, True)], [(0, 8, True)])
+    scheduler.take_tokens(0, prompt.step, [7])
+    assert scheduler.next_pack(0) is None, "two packs of a few rows would cost as much as two micro-batches"
+    scheduler.take_tokens(0, decode.step, [7])
+    assert shape(launched(scheduler)) == [(9, 1, True), (8, 1, True)]
+
+
+def test_a_dropped_sequence_reads_prompt_and_answer_again_before_all_others() -> None:
+    options = SchedulerOptions(micro_batches=1, slots=1, cells=64, depth=2)
+    scheduler = Scheduler(options, FixedPace(window=2, chunk=6))
+    for line in range(2):
+        scheduler.offer(make_sequence(line, prompt=4, max_tokens=9))
+    for token in (11, 12, 13):
+        scheduler.take_tokens(0, launched(scheduler).step, [token])
+    late = launched(scheduler)
+    assert late.tokens == (13,)
+    scheduler.preempt(0, 0)
+    assert scheduler.live == 0
+    again = launched(scheduler)
+    assert again.tokens == (*make_sequence(0, 4, 9).request.tokens, 11, 12)
+    assert shape(again) == [(0, 6, False)]
+    assert again.prompt_tokens == 0, "a prompt counts once"
+    assert again.rows[0].generation > late.rows[0].generation
+    assert scheduler.take_tokens(0, late.step, [14]) == [], "the token of a row that was dropped"
+    last = launched(scheduler)
+    assert (last.tokens, shape(last)) == ((13,), [(6, 1, True)])
+    assert scheduler.generated == 3
+    with pytest.raises(ValueError, match="nobody is in slot 5"):
+        scheduler.preempt(0, 5)
+    assert not scheduler.preempt_line(1), "it waits still"
+
+
+def moving_scheduler(pace: FixedPace, slots: int = 8) -> tuple[Scheduler, list[Pack]]:
+    """Two sequences in micro-batch 0, one in 1, all past their prompts; the packs that are on their way."""
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=slots, cells=256), pace)
+    for line in range(3):
+        scheduler.offer(make_sequence(line, prompt=4, max_tokens=9))
+    scheduler.close()
+    for micro_batch in range(2):
+        pack = launched(scheduler, micro_batch)
+        scheduler.take_tokens(micro_batch, pack.step, [7] * len(pack.rows))
+    return scheduler, [launched(scheduler, micro_batch) for micro_batch in range(2)]
+
+
+def test_the_tail_moves_the_smallest_micro_batch_with_the_next_rows_of_another() -> None:
+    pace = FixedPace()
+    scheduler, (first, second) = moving_scheduler(pace)
+    assert [len(first.rows), len(second.rows)] == [2, 1]
+    pace.count = 1
+    scheduler.take_tokens(1, second.step, [8])
+    assert scheduler.next_pack(1) is None, "its sequence waits for the rows it is to travel with"
+    assert scheduler.moved == 1
+    scheduler.take_tokens(0, first.step, [8, 8])
+    pack = launched(scheduler)
+    (move,) = pack.moves
+    assert (move.micro_batch, move.slot, move.step, move.count) == (1, 0, second.step, 5)
+    assert (pack.rows[-1].slot, pack.rows[-1].generation) == (move.target, move.target_generation)
+    assert shape(pack)[-1] == (5, 1, True)
+    scheduler.take_tokens(0, pack.step, [9, 9, 9])
+    assert launched(scheduler).moves == (), "a move is made once"
+
+
+def test_a_micro_batch_that_is_not_the_smallest_stays() -> None:
+    pace = FixedPace()
+    scheduler, (first, _) = moving_scheduler(pace)
+    pace.count = 1
+    scheduler.take_tokens(0, first.step, [8, 8])
+    assert len(launched(scheduler).rows) == 2
+    assert scheduler.moved == 0
+
+
+def test_the_place_a_sequence_left_is_nobodys_until_the_move_is_back() -> None:
+    pace = FixedPace(window=9)
+    scheduler, (first, second) = moving_scheduler(pace)
+    pace.count = 1
+    scheduler.take_tokens(1, second.step, [8])
+    scheduler.next_pack(1)
+    scheduler.take_tokens(0, first.step, [8, 8])
+    pack = launched(scheduler)
+    (move,) = pack.moves
+    scheduler.offer(make_sequence(8, prompt=90, max_tokens=9))
+    scheduler.preempt(0, 0)  # this one waits before it
+    taken = launched(scheduler, 1)
+    assert taken.range == second.range, "cells that a move is yet to read are not cut anew"
+    assert [row.slot for row in taken.rows] == [move.slot + 1]
+    scheduler.take_tokens(0, pack.step, [9, 9, 9])
+    scheduler.preempt(1, taken.rows[0].slot)
+    assert launched(scheduler, 1).range != second.range
+
+
+def test_a_move_that_was_not_made_yet_ends_with_the_sequence_that_was_to_move() -> None:
+    pace = FixedPace()
+    scheduler, (first, second) = moving_scheduler(pace)
+    pace.count = 1
+    scheduler.take_tokens(1, second.step, [8])
+    scheduler.next_pack(1)
+    assert scheduler.preempt_line(2)
+    scheduler.take_tokens(0, first.step, [8, 8])
+    assert launched(scheduler).moves == ()
+    assert shape(launched(scheduler, 1)) == [(0, 6, True)], "it reads again where it was"
+
+
+def test_nobody_moves_while_others_wait_or_where_there_is_no_room() -> None:
+    for slots, waiting in ((3, 0), (8, 2), (8, 9)):
+        pace = FixedPace()
+        scheduler, (_, second) = moving_scheduler(pace, slots)
+        pace.count = 1
+        for line in range(waiting):
+            scheduler.offer(make_sequence(3 + line, prompt=90, max_tokens=9))
+        scheduler.take_tokens(1, second.step, [8])
+        assert launched(scheduler, 1).moves == ()
+        assert scheduler.moved == 0
+
+
+def test_the_arena_is_shared_out_anew_only_when_nothing_is_on_its_way_for_it() -> None:
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=2, cells=128), FixedPace())
+    for line in range(2):
+        scheduler.offer(make_sequence(line, prompt=4, max_tokens=1))
+    packs = [launched(scheduler, micro_batch) for micro_batch in range(2)]
+    scheduler.offer(make_sequence(2, prompt=90, max_tokens=9))
+    scheduler.preempt_line(1)
+    scheduler.take_tokens(0, packs[0].step, [7])
+    scheduler.take_tokens(0, launched(scheduler).step, [7])
+    assert scheduler.live == 0
+    assert scheduler.any_pack() is None, "a row of the sequence that was dropped may still write there"
+    scheduler.take_tokens(1, packs[1].step, [7])
+    assert launched(scheduler).range.slots == 1
+
+
+def test_after_a_restart_all_begin_again_at_step_one_in_the_old_order() -> None:
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=2, cells=128), FixedPace())
+    for line in range(3):
+        scheduler.offer(make_sequence(line, prompt=4, max_tokens=9))
+    for micro_batch in range(2):
+        launched(scheduler, micro_batch)
+    scheduler.take_tokens(0, 1, [7])
+    scheduler.restart()
+    assert (scheduler.live, scheduler.in_flight()) == (0, ())
+    packs = [launched(scheduler, micro_batch) for micro_batch in range(2)]
+    assert [(pack.step, pack.tokens[0], len(pack.tokens)) for pack in packs] == [(1, 1000, 5), (1, 1001, 4)]
+
+
+def test_neighbours_in_the_job_with_like_lengths_share_a_micro_batch() -> None:
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=4, cells=2 * 128), FixedPace())
+    for line, prompt in enumerate((10, 100, 12, 90)):
+        scheduler.offer(make_sequence(line, prompt=prompt, max_tokens=4))
+    scheduler.close()
+    together = [{token for token in launched(scheduler, m).tokens if token >= 1000} for m in range(2)]
+    assert together[0] == {1000, 1002}

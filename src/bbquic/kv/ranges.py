@@ -26,3 +26,20 @@ class SlotRange:
 
     def overlaps(self, other: SlotRange) -> bool:
         return self.offset < other.stop and other.offset < self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """The first `count` tokens of a slot of one range go to a slot of another, in every block of a stage."""
+
+    source: SlotRange
+    source_slot: int
+    target: SlotRange
+    target_slot: int
+    count: int
+
+    def __post_init__(self) -> None:
+        inside = 0 <= self.source_slot < self.source.slots and 0 <= self.target_slot < self.target.slots
+        fits = 1 <= self.count <= min(self.source.capacity, self.target.capacity)
+        if not inside or not fits or self.source.overlaps(self.target):
+            raise ValueError(f"not a copy between two slots: {self}")

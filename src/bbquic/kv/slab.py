@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bbquic.kv.ranges import SlotRange
+from bbquic.kv.ranges import SlotCopy, SlotRange
 from bbquic.units import Bytes
 
 
@@ -56,12 +56,25 @@ class Arena:
 
         Raises: ValueError for a block this stage does not hold or a range outside the arena.
         """
+        index = self.blocks.index(block)
+        return self._seen(self._keys[index], where), self._seen(self._values[index], where)
+
+    def copy(self, what: SlotCopy) -> None:
+        """Copy a slot's tokens to another slot, in all blocks at once; on the device's own stream.
+
+        Raises: ValueError for a range outside the arena.
+        """
+        for store in (self._keys, self._values):
+            source, target = self._seen(store, what.source), self._seen(store, what.target)
+            target[:, what.target_slot, :, : what.count] = source[:, what.source_slot, :, : what.count]
+
+    def _seen(self, store: torch.Tensor, where: SlotRange) -> torch.Tensor:
+        """`[..., cells * width]` as `[..., slots, kv_heads, capacity, head_dim]`: a view."""
         if where.stop > self.cells:
             raise ValueError(f"{where} ends behind the arena's {self.cells} cells")
-        index = self.blocks.index(block)
         span = slice(where.offset * self._width, where.stop * self._width)
         shape = (where.slots, self._kv_heads, where.capacity, self._head_dim)
-        return self._keys[index, span].view(shape), self._values[index, span].view(shape)
+        return store[..., span].view(*store.shape[:-1], *shape)
 
 
 def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bbquic.errors import (
     ConnectionLost,
@@ -32,7 +32,7 @@ from bbquic.runtime.scheduler import Pack, Scheduler
 from bbquic.runtime.sequence import Sequence, TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from bbquic.units import Bytes, Seconds
+from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,6 @@ class Counters:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    launched: dict[int, float] = field(default_factory=dict)  # micro-batch: when its step left
 
 
 class Coordinator:
@@ -103,6 +102,7 @@ class Coordinator:
         self._text = text
         self._options = options or CoordinatorOptions()
         self._news = asyncio.Event()  # something may be launched
+        self._launched: dict[tuple[int, int], tuple[float, Pack]] = {}  # (micro-batch, step): when it left
         self._room = asyncio.Event()
         self._primed = asyncio.Event()  # the look-ahead is full, or there is no more to read
         # bounded: a disk that cannot keep up slows the job down instead of filling memory
@@ -122,7 +122,7 @@ class Coordinator:
             tasks.create_task(self._deliver(sink))
             await self._primed.wait()
             while not self._scheduler.is_done:
-                await self._launch_idle()
+                await self._launch_all()
                 if self._scheduler.room:
                     self._room.set()
                 await self._wait_news()
@@ -133,6 +133,12 @@ class Coordinator:
     @property
     def in_flight_sequences(self) -> int:
         return self._scheduler.live
+
+    def preempt(self, line: int) -> bool:
+        """Drop the KV of a job's line; it is rebuilt from its tokens. False when the line holds no slot."""
+        dropped = self._scheduler.preempt_line(line)
+        self._news.set()
+        return dropped
 
     def waiting_for(self) -> str | None:
         """Who keeps a step waiting that is on its way for longer than `slow`, and with what; None if none."""
@@ -145,13 +151,10 @@ class Coordinator:
         return "; ".join(map(str, self.stages))
 
     def _oldest_step(self) -> tuple[Pack | None, Seconds]:
-        now = asyncio.get_running_loop().time()
-        launched = self.counters.launched
-        ages = [(now - launched[pack.micro_batch], pack) for pack in self._scheduler.in_flight()]
-        if not ages:
+        if not self._launched:
             return None, Seconds(0.0)
-        age, pack = max(ages, key=lambda pair: pair[0])
-        return pack, Seconds(age)
+        left, pack = min(self._launched.values(), key=lambda pair: pair[0])
+        return pack, Seconds(asyncio.get_running_loop().time() - left)
 
     async def _wait_news(self) -> None:
         """Until tokens or requests are there. Raises: Stalled when a step is on its way for too long."""
@@ -167,14 +170,13 @@ class Coordinator:
                 )
         self._news.clear()
 
-    async def _launch_idle(self) -> None:
-        """Send the next step of every micro-batch that has none on its way."""
-        busy = {pack.micro_batch for pack in self._scheduler.in_flight()}
+    async def _launch_all(self) -> None:
+        """Send every pack that may leave now; what a scheduler has on its way is bounded."""
         loop = asyncio.get_running_loop()
-        for micro_batch in range(self._plan.micro_batches):
+        began = loop.time()
+        while (pack := self._scheduler.any_pack()) is not None:
+            await self._launch(pack, began)
             began = loop.time()
-            if micro_batch not in busy and (pack := self._scheduler.next_pack(micro_batch)) is not None:
-                await self._launch(pack, began)
 
     async def _launch(self, pack: Pack, began: float) -> None:
         header = PackHeader(
@@ -185,14 +187,15 @@ class Coordinator:
             range=(pack.range.offset, pack.range.slots, pack.range.capacity),
             rows=pack.rows,
             tokens=b"".join(token.to_bytes(4, "little") for token in pack.tokens),
+            moves=pack.moves,
         )
         message = Message(Kind.ROWS, encode_header(header), background=header.can_wait)
         now = Seconds(asyncio.get_running_loop().time())
-        self.counters.launched[pack.micro_batch] = now
+        self._launched[pack.micro_batch, pack.step] = (now, pack)
         self.counters.prompt_tokens += pack.prompt_tokens
         self.observer.launched(header, Bytes(message.size), now)
         self.observer.spend(Seconds(now - began))
-        await self._links[0].channel.send(message)
+        self.observer.leaving(header, await self._links[0].channel.send(message))
 
     async def _feed(self, requests: AsyncIterator[Request]) -> None:
         """Keep the look-ahead full."""
@@ -235,12 +238,16 @@ class Coordinator:
 
     async def _handle(self, place: int, message: Message) -> None:
         if message.kind is Kind.TOKENS and place == len(self._links) - 1:
-            came = Seconds(asyncio.get_running_loop().time())
+            came = _came(message)
             header = decode_header_untrusted(TokensHeader, message.header)
             await self._take_tokens(header, Bytes(message.size), came)
         elif message.kind is Kind.PONG:
-            came = Seconds(asyncio.get_running_loop().time())
-            self.observer.heard(place, decode_header_untrusted(PongHeader, message.header), came)
+            came = _came(message)
+            pong = decode_header_untrusted(PongHeader, message.header)
+            self.observer.heard(place, pong, came)
+            link = pong.stage.link if pong.stage else None
+            if link is not None and link.rate and not link.is_lower_bound:
+                self._scheduler.pace.link_rate(place, BytesPerSecond(link.rate))
         elif message.kind is Kind.FAILED:
             failed = decode_header_untrusted(FailedHeader, message.header)
             if (failed.job, failed.epoch) == (self._plan.job, self._plan.epoch):
@@ -260,9 +267,12 @@ class Coordinator:
             raise RemoteProtocolError(str(error)) from error
         if done is None:
             return
+        left, pack = self._launched.pop((header.micro_batch, header.step))
+        if len(header.timings) == len(self.stages):
+            self._scheduler.pace.record(len(pack.tokens), Seconds(came - left), header.timings)
         self.observer.answered(header, size, came)
         self.observer.spend(Seconds(asyncio.get_running_loop().time() - came))
-        self.counters.generated_tokens += len(header.tokens)
+        self.counters.generated_tokens = self._scheduler.generated
         if done:
             await self._outcomes.put(done)
         self._news.set()
@@ -278,3 +288,9 @@ class Coordinator:
                 except ConnectionLost:
                     return  # its listener raises, with the reason
             await asyncio.sleep(self._options.heartbeat)
+
+
+def _came(message: Message) -> Seconds:
+    """When a message was off the wire, on the loop's clock."""
+    now = asyncio.get_running_loop().time()
+    return Seconds(now if message.arrived is None else min(now, message.arrived))

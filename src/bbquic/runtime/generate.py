@@ -135,6 +135,7 @@ def _scheduling(plan: PlanHeader, options: RunOptions) -> SchedulerOptions:
         cells=plan.cells,
         prefill_tokens=options.prefill_tokens,
         look_ahead=options.look_ahead,
+        depth=plan.depth,
     )
 
 

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from bbquic.codec.frame import Frame
 from bbquic.errors import StageFailed
+from bbquic.kv.ranges import SlotCopy
 from bbquic.runtime.hop import HopIn, HopOut
 from bbquic.runtime.protocol import PackHeader
 from bbquic.runtime.stage import Computed, Output, Staged, StageWorker, stage_errors
@@ -40,7 +40,7 @@ class Job:
     body: bytes | memoryview
     arrived: Seconds  # off the wire
     delivered: Seconds
-    copies: tuple[Any, ...] = ()  # of KV, before the pack is computed
+    copies: tuple[SlotCopy, ...] = ()  # of KV, before the pack is computed
     decode_began: float = 0.0
     decoded: float = 0.0
     copy_began: float = 0.0

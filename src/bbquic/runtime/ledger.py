@@ -6,10 +6,19 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from bbquic.errors import RemoteProtocolError
-from bbquic.kv.ranges import SlotRange
-from bbquic.runtime.protocol import PackHeader
+from bbquic.kv.ranges import SlotCopy, SlotRange
+from bbquic.runtime.protocol import Move, PackHeader
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Due(Generic[T]):
+    """A pack to be computed now, what came along with it, and the copies of KV to be made first."""
+
+    pack: PackHeader
+    load: T
+    copies: tuple[SlotCopy, ...] = ()
 
 
 @dataclass(slots=True)
@@ -29,10 +38,10 @@ class Ledger(Generic[T]):
     token would give fluent, wrong text.
     """
 
-    def __init__(self, *, cells: int, micro_batches: int, early: int = 16) -> None:
-        """`early` bounds the packs held for a micro-batch."""
+    def __init__(self, *, cells: int, micro_batches: int, depth: int) -> None:
+        """`depth`: packs of a micro-batch on their way at most, hence the most that can come early."""
         self._cells = cells
-        self._early_limit = early
+        self._depth = depth
         self._slots = [_Slots() for _ in range(micro_batches)]
         self._early: list[dict[int, tuple[PackHeader, T]]] = [{} for _ in range(micro_batches)]
 
@@ -41,39 +50,55 @@ class Ledger(Generic[T]):
         """Packs that came early and wait for their turn."""
         return sum(len(early) for early in self._early)
 
-    def admit(self, pack: PackHeader, load: T) -> list[tuple[PackHeader, T]]:
-        """The packs, with what came along with them, that are to be computed now, in order.
+    def admit(self, pack: PackHeader, load: T) -> list[Due[T]]:
+        """The packs that are to be computed now, in order.
 
         Empty for a repeat and for one that is held. Raises: RemoteProtocolError naming micro-batch,
         step and row for a pack that contradicts what is stored; nothing is changed then.
         """
-        if pack.micro_batch >= len(self._slots):
-            raise RemoteProtocolError(f"there is no micro-batch {pack.micro_batch} in this plan")
+        if any(
+            index >= len(self._slots) for index in (pack.micro_batch, *(m.micro_batch for m in pack.moves))
+        ):
+            raise RemoteProtocolError(f"{_name(pack)}: there is no such micro-batch in this plan")
         slots, early = self._slots[pack.micro_batch], self._early[pack.micro_batch]
         if pack.step <= slots.step or pack.step in early:
             return []
-        if pack.step > slots.step + self._early_limit:
+        if pack.step > slots.step + self._depth:
             raise RemoteProtocolError(
                 f"micro-batch {pack.micro_batch}: step {pack.step} came while waiting for {slots.step + 1}"
             )
         early[pack.step] = (pack, load)
-        due = []
-        while (following := early.pop(slots.step + 1, None)) is not None:
-            self._apply(following[0], slots)
-            due.append(following)
+        return self._all_due()
+
+    def _all_due(self) -> list[Due[T]]:
+        """Apply what can be applied. A step of one micro-batch can set free a move that waits in another."""
+        due: list[Due[T]] = []
+        while (index := self._ready()) is not None:
+            slots = self._slots[index]
+            pack, load = self._early[index].pop(slots.step + 1)
+            due.append(Due(pack, load, self._apply(pack, slots)))
         return due
 
-    def _apply(self, pack: PackHeader, slots: _Slots) -> None:
+    def _ready(self) -> int | None:
+        """A micro-batch whose next step is here, and for whose moves it is not too early."""
+        for index, early in enumerate(self._early):
+            held = early.get(self._slots[index].step + 1) if early else None
+            if held and all(self._slots[move.micro_batch].step >= move.step for move in held[0].moves):
+                return index
+        return None
+
+    def _apply(self, pack: PackHeader, slots: _Slots) -> tuple[SlotCopy, ...]:
         where = pack.slot_range
         if where.stop > self._cells:
             raise RemoteProtocolError(f"{_name(pack)}: {where} ends behind the arena's {self._cells} cells")
-        filled = slots.filled if where == slots.range else {}
-        updates: dict[int, tuple[int, int]] = {}
+        filled = dict(slots.filled) if where == slots.range else {}
+        copies = self._moved(pack, where, filled)
+        seen: set[int] = set()
         for row in pack.rows:
             generation, length = filled.get(row.slot, (0, 0))
             if row.generation > generation:
                 length = 0
-            if row.slot >= where.slots or row.slot in updates:
+            if row.slot >= where.slots or row.slot in seen:
                 raise RemoteProtocolError(f"{_name(pack)}: slot {row.slot} is not in {where}, or twice")
             if row.generation < generation or row.first != length:
                 raise RemoteProtocolError(
@@ -84,12 +109,49 @@ class Ledger(Generic[T]):
                 raise RemoteProtocolError(
                     f"{_name(pack)}: slot {row.slot} would hold {row.first + row.count} of {where.capacity}"
                 )
-            updates[row.slot] = (row.generation, row.first + row.count)
+            seen.add(row.slot)
+            filled[row.slot] = (row.generation, row.first + row.count)
         if where != slots.range:
             self._vacate(where)
-            slots.range, slots.filled = where, {}
-        slots.filled.update(updates)
-        slots.step = pack.step
+        slots.range, slots.filled, slots.step = where, filled, pack.step
+        for move in pack.moves:
+            self._slots[move.micro_batch].filled[move.slot] = (move.generation, 0)
+        return copies
+
+    def _moved(
+        self, pack: PackHeader, where: SlotRange, filled: dict[int, tuple[int, int]]
+    ) -> tuple[SlotCopy, ...]:
+        """The pack's moves, checked against both slots, as copies; `filled` has them then."""
+        copies = []
+        sources = {(move.micro_batch, move.slot) for move in pack.moves}
+        targets = {move.target for move in pack.moves}
+        if min(len(sources), len(targets)) < len(pack.moves):
+            raise RemoteProtocolError(f"{_name(pack)}: it moves a slot twice")
+        for move in pack.moves:
+            source = self._source(pack, move, where)
+            if move.target >= where.slots or move.count > where.capacity:
+                raise RemoteProtocolError(f"{_name(pack)}: {move} does not fit {where}")
+            generation, _ = filled.get(move.target, (0, 0))
+            if move.target_generation <= generation:
+                raise RemoteProtocolError(
+                    f"{_name(pack)}: {move} goes to slot {move.target}, which is of generation {generation}"
+                )
+            filled[move.target] = (move.target_generation, move.count)
+            copies.append(SlotCopy(source, move.slot, where, move.target, move.count))
+        return tuple(copies)
+
+    def _source(self, pack: PackHeader, move: Move, where: SlotRange) -> SlotRange:
+        """The range that a move takes from, once it is sure that the slot holds what the move says."""
+        slots = self._slots[move.micro_batch]
+        if move.micro_batch == pack.micro_batch or slots.range is None or slots.range.overlaps(where):
+            raise RemoteProtocolError(f"{_name(pack)}: {move} is not from another range of the arena")
+        if slots.filled.get(move.slot) != (move.generation, move.count):
+            generation, length = slots.filled.get(move.slot, (0, 0))
+            raise RemoteProtocolError(
+                f"{_name(pack)}: {move} takes from slot {move.slot}, "
+                f"which holds {length} tokens of generation {generation}"
+            )
+        return slots.range
 
     def _vacate(self, where: SlotRange) -> None:
         """Forget what other micro-batches stored in cells that now belong to this range."""

@@ -13,6 +13,7 @@ from bbquic.runtime.heartbeat import Pulse
 from bbquic.runtime.protocol import PackHeader, PingHeader, PongHeader, TokensHeader
 from bbquic.runtime.telemetry import Quantiles
 from bbquic.runtime.timing import StageTiming
+from bbquic.transport.channel import Sent
 from bbquic.units import Bytes, Seconds
 
 _CLOCK_AGE = Seconds(0.2)  # an estimate is carried on that long before it is made anew
@@ -60,6 +61,7 @@ class LoopObserver:
         self.spent = Seconds(0.0)  # by the coordinator on packs and tokens
         self._recorder = recorder
         self._launches: OrderedDict[tuple[int, int], Launch] = OrderedDict()
+        self._sent: dict[tuple[int, int], Sent] = {}  # of launches
         self._begun: OrderedDict[_Seat, Seconds] = OrderedDict()
         self._clocks: tuple[ClockEstimate | None, ...] = (None,) * len(nodes)
         self._clocks_at = Seconds(float("-inf"))
@@ -69,17 +71,32 @@ class LoopObserver:
         launch = Launch(now, len(header.rows), header.token_count, size, self._begin(header, now))
         self._launches[header.micro_batch, header.step] = launch
         while len(self._launches) > _MOST_KEPT:
-            self._launches.popitem(last=False)
+            self._sent.pop(self._launches.popitem(last=False)[0], None)
+
+    def leaving(self, header: PackHeader, sent: Sent) -> None:
+        """Its message is with the transport, and leaves when `sent` says."""
+        if (header.micro_batch, header.step) in self._launches:
+            self._sent[header.micro_batch, header.step] = sent
 
     def answered(self, header: TokensHeader, size: Bytes, came: Seconds) -> None:
         """Its tokens came, for the first time."""
         launch = self._launches.pop((header.micro_batch, header.step), None)
+        sent = self._sent.pop((header.micro_batch, header.step), None)
         if launch is None or len(header.timings) != len(self.pulses):
             return
         for begun in launch.first_tokens:
             self.first_tokens.add(came - begun)
         clocks = self.clocks(came)
-        loop = account(launch.at, header.timings, clocks, came, rows=launch.size, tokens=size)
+        left = launch.at if sent is None or sent.began is None else sent.began
+        loop = account(
+            launch.at,
+            header.timings,
+            clocks,
+            came,
+            rows=launch.size,
+            tokens=size,
+            to_wire=Seconds(max(0.0, left - launch.at)),
+        )
         self.sums = self.sums.plus(loop)
         if self._recorder is not None:
             passage = Passage(

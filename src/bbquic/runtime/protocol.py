@@ -63,11 +63,16 @@ class Row(Struct, frozen=True, array_like=True):
 
 class Move(Struct, frozen=True, array_like=True):
     """Before the rows of the pack that carries it, `count` tokens of KV go from another micro-batch's slot to
-    a slot of this one. The source is then empty; a stage refuses a move of what it does not hold."""
+    a slot of this one. The source is then empty.
+
+    A stage that has not applied the source's `step` yet holds the pack until then; one that has refuses a
+    move of what it does not hold.
+    """
 
     micro_batch: Annotated[int, Meta(ge=0, lt=MAX_MICRO_BATCHES)]  # the source's
     slot: Natural
     generation: Natural
+    step: Natural  # of the source's micro-batch: it stored the last of the tokens
     target: Natural  # slot of this micro-batch
     target_generation: Natural
     count: Positive

@@ -1,23 +1,28 @@
 """Which rows each micro-batch carries next: continuous batching over circulating micro-batches.
 
-Pure: requests and tokens in, packs and completions out. A micro-batch has at most one step on its way;
-when its tokens are back, slots whose sequence ended are refilled and its next step is made, whatever
-the other micro-batches are at (architecture: circulating micro-batches).
+Pure: requests and tokens in, packs and completions out. A micro-batch's decode rows travel in one pack, which
+starts anew when its tokens are back, whatever the other micro-batches are at; packs with chunks of prompts
+alone may be on their way beside it (architecture: circulating micro-batches).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from bbquic.errors import RecordError
-from bbquic.kv.ranges import SlotRange
-from bbquic.runtime.protocol import Row, WireSampling
-from bbquic.runtime.ranges import aligned, cut_range, equal_shares
+from bbquic.runtime.pace import MeasuredPace, Pace
+from bbquic.runtime.packing import Packing
+from bbquic.runtime.protocol import Move
+from bbquic.runtime.ranges import equal_shares
+from bbquic.runtime.regroup import Room, places
 from bbquic.runtime.request import Completion
+from bbquic.runtime.seating import Seating
+from bbquic.runtime.seats import MicroBatch, Pack, Seat
 from bbquic.runtime.sequence import Sequence
+
+__all__ = ["Pack", "Scheduler", "SchedulerOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,13 @@ class SchedulerOptions:
         512  # prompt tokens of one pack: enough to fill a device, little enough to decode beside
     )
     look_ahead: int = 256  # records read ahead, so that like lengths can share a micro-batch
+    depth: int = 4  # packs of a micro-batch on their way at most; the plan's, or less
 
     def __post_init__(self) -> None:
         if not 1 <= self.micro_batches <= self.slots:
             raise ValueError(f"{self.slots} slots do not make {self.micro_batches} micro-batches")
-        if self.prefill_tokens < 1 or self.look_ahead < 1:
-            raise ValueError("prefill_tokens and look_ahead are at least 1")
+        if self.prefill_tokens < 1 or self.look_ahead < 1 or self.depth < 1:
+            raise ValueError("prefill_tokens, look_ahead and depth are at least 1")
 
     @property
     def largest_need(self) -> int:
@@ -44,60 +50,33 @@ class SchedulerOptions:
         return equal_shares(self.cells, 1)[0][1]
 
 
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """One step of one micro-batch: rows in the order their tokens stand in `tokens`."""
-
-    micro_batch: int
-    step: int
-    range: SlotRange
-    rows: tuple[Row, ...]
-    tokens: tuple[int, ...]
-    prompt_tokens: int  # of `tokens`; the others were generated
-
-
-class _MicroBatch:
-    """A share of the arena, the range cut from it, who sits in its slots, and the step on its way."""
-
-    def __init__(self, index: int, share: tuple[int, int]) -> None:
-        self.index = index
-        self.offset, self.share = share
-        self.range: SlotRange | None = None
-        self.slots: list[Sequence | None] = []
-        self.generations: list[int] = []
-        self.step = 0
-        self.in_flight: Pack | None = None
-
-    @property
-    def live(self) -> int:
-        return sum(sequence is not None for sequence in self.slots)
-
-
 class Scheduler:
     """Owns every sequence between `offer` and its completion."""
 
-    def __init__(self, options: SchedulerOptions) -> None:
+    def __init__(self, options: SchedulerOptions, pace: Pace | None = None) -> None:
+        """`pace` decides how many packs there are and how large; by measurements where none is given."""
+        self.pace: Pace = pace or MeasuredPace(
+            micro_batches=options.micro_batches, depth=options.depth, prefill_tokens=options.prefill_tokens
+        )
+        self.generated = 0  # tokens of answers
+        self.moved = 0  # sequences that changed their micro-batch
+        self.preempted = 0  # sequences whose KV was dropped
         self._options = options
-        shares = equal_shares(options.cells, options.micro_batches)
-        self._batches = [_MicroBatch(index, share) for index, share in enumerate(shares)]
-        self._waiting: deque[Sequence] = deque()
-        self._generation = itertools.count(1)
-        self._closed = False
-        self._draining: int | None = None  # a micro-batch that refills no more until it is empty
+        self._seating = Seating(micro_batches=options.micro_batches, slots=options.slots, cells=options.cells)
 
     @property
     def room(self) -> int:
         """How many more sequences the look-ahead takes."""
-        return max(0, self._options.look_ahead - len(self._waiting))
+        return max(0, self._options.look_ahead - len(self._seating.waiting))
 
     @property
     def live(self) -> int:
         """Sequences that hold a slot."""
-        return sum(batch.live for batch in self._batches)
+        return self._seating.live
 
     @property
     def is_done(self) -> bool:
-        return self._closed and not self._waiting and not self.live
+        return self._seating.is_closed and not self._seating.waiting and not self.live
 
     def offer(self, sequence: Sequence) -> None:
         """Take a sequence. Raises: RecordError `does_not_fit` when no arena share could ever hold it."""
@@ -107,159 +86,185 @@ class Scheduler:
                 "does_not_fit",
                 f"prompt and answer need {sequence.need} tokens of KV memory, the nodes hold {largest}",
             )
-        self._waiting.append(sequence)
+        self._seating.waiting.append(sequence)
 
     def close(self) -> None:
         """No more sequences will be offered."""
-        self._closed = True
+        self._seating.is_closed = True
 
     def in_flight(self) -> tuple[Pack, ...]:
-        """The steps that are on their way just now."""
-        return tuple(batch.in_flight for batch in self._batches if batch.in_flight is not None)
+        """The packs that are on their way just now."""
+        return tuple(flight.pack for batch in self._seating.batches for flight in batch.flights.values())
+
+    def any_pack(self) -> Pack | None:
+        """The next pack to launch, of whichever micro-batch has the fewest on their way; None: none now."""
+        order = sorted(self._seating.batches, key=lambda batch: len(batch.flights))
+        return next((pack for batch in order if (pack := self.next_pack(batch.index)) is not None), None)
 
     def next_pack(self, micro_batch: int) -> Pack | None:
-        """The next step of a micro-batch that has none on its way; None when it has nothing to do."""
-        batch = self._batches[micro_batch]
-        assert batch.in_flight is None, f"micro-batch {micro_batch} is on its way already"
-        self._refill(batch)
-        if batch.range is None:
+        """The next step of a micro-batch; None when it has nothing to do before something comes back.
+
+        Every pack that is given out is on its way until `take_tokens` has its answer.
+        """
+        batch = self._seating.batches[micro_batch]
+        if len(batch.flights) >= self._options.depth:
             return None
-        decoding = [slot for slot, sequence in enumerate(batch.slots) if sequence and not sequence.unread]
-        rows, tokens = self._rows(batch)
-        if not rows:
+        self._seating.refill(batch)
+        ready: list[int] = []
+        if not batch.has_decode_rows_in_flight:
+            ready = [slot for slot, seat in batch.seats() if seat.sequence.decodes]
+            if ready and self._dissolve(batch):
+                return None
+        if not ready and not self._may_read_ahead(batch):
             return None
-        batch.step += 1
-        batch.in_flight = Pack(
-            micro_batch, batch.step, batch.range, tuple(rows), tuple(tokens), len(tokens) - len(decoding)
-        )
-        return batch.in_flight
+        return self._launch(batch, ready)
+
+    def _may_read_ahead(self, batch: MicroBatch) -> bool:
+        """Whether a pack with nothing but prompts may leave: one a micro-batch, more inside the window."""
+        flying = sum(len(one.flights) for one in self._seating.batches)
+        return not batch.flights or flying < self.pace.window()
+
+    def _launch(self, batch: MicroBatch, ready: list[int]) -> Pack | None:
+        """Decode rows in slot order (neighbours attend together), then prompts, the oldest first."""
+        packing = Packing(batch)
+        for slot in ready:
+            packing.add_row(slot, _seat(batch, slot), 1)
+        reading = [(slot, seat) for slot, seat in batch.seats() if seat.sequence.reads]
+        if reading:
+            budget = self.pace.chunk(len(ready), max(one.decoding for one in self._seating.batches))
+            for slot, seat in sorted(reading, key=lambda pair: pair[1].generation):
+                if budget > 0:
+                    budget -= packing.add_row(slot, seat, budget)
+        flight = packing.flight(decodes=bool(ready))
+        return flight.pack if flight else None
 
     def take_tokens(self, micro_batch: int, step: int, tokens: Items[int]) -> list[Completion] | None:
-        """The tokens of a step; gives the answers that ended with it.
+        """The tokens of a step; gives the answers that ended with it. Steps come back in any order.
 
-        None for a step that was answered before (a repeat). Raises: ValueError when no such step is on
-        its way or the count of tokens is not the step's.
+        None for a step that was answered before (a repeat). Raises: ValueError when no such step was
+        ever made or the count of tokens is not the step's.
         """
-        if not 0 <= micro_batch < len(self._batches):
+        batches = self._seating.batches
+        if not 0 <= micro_batch < len(batches):
             raise ValueError(f"there is no micro-batch {micro_batch}")
-        batch = self._batches[micro_batch]
-        pack = batch.in_flight
-        if step < batch.step or (step == batch.step and pack is None):
-            return None
-        if pack is None or step != pack.step:
+        batch = batches[micro_batch]
+        if step > batch.step or step < 1:
             raise ValueError(f"micro-batch {micro_batch} has no step {step} on its way")
-        wanting = [row for row in pack.rows if row.wants_token]
+        flight = batch.flights.get(step)
+        if flight is None:
+            return None
+        wanting = [
+            (row.slot, seat)
+            for row, seat in zip(flight.pack.rows, flight.seats, strict=True)
+            if row.wants_token
+        ]
         if len(tokens) != len(wanting):
             raise ValueError(f"{len(tokens)} tokens for {len(wanting)} rows")
-        batch.in_flight = None
+        del batch.flights[step]
+        for move in flight.pack.moves:
+            batches[move.micro_batch].leaving.discard(move.slot)
         completions = []
-        for row, token in zip(wanting, tokens, strict=True):
-            sequence = batch.slots[row.slot]
-            assert sequence is not None, "a slot is only freed by its own row"
-            if sequence.push(token) is not None:
-                completions.append(sequence.completion())
-                batch.slots[row.slot] = None
+        for (slot, seat), token in zip(wanting, tokens, strict=True):
+            if not seat.is_taken:
+                continue
+            self.generated += 1
+            if seat.sequence.push(token) is not None:
+                completions.append(seat.sequence.completion())
+                self._leave(batch, slot)
         return completions
 
-    def _rows(self, batch: _MicroBatch) -> tuple[list[Row], list[int]]:
-        """Decode rows in slot order (neighbours attend together), then prompts up to the budget."""
-        rows: list[Row] = []
-        tokens: list[int] = []
-        reading: list[int] = []
-        for slot, sequence in enumerate(batch.slots):
-            if sequence is None:
-                continue
-            if sequence.unread:
-                reading.append(slot)
-            else:
-                self._add_row(batch, slot, sequence, 1, rows, tokens)
-        budget = self._options.prefill_tokens
-        for slot in reading:
-            if budget <= 0:
-                break
-            sequence = batch.slots[slot]
-            assert sequence is not None
-            budget -= self._add_row(batch, slot, sequence, budget, rows, tokens)
-        return rows, tokens
+    def preempt(self, micro_batch: int, slot: int) -> None:
+        """Drop the KV of the sequence in a slot; it waits before all others, reads again and goes on.
 
-    def _add_row(
-        self,
-        batch: _MicroBatch,
-        slot: int,
-        sequence: Sequence,
-        budget: int,
-        rows: list[Row],
-        tokens: list[int],
-    ) -> int:
-        new = sequence.next_tokens(budget)
-        first = sequence.computed
-        sequence.computed += len(new)
-        wants = sequence.unread == 0
-        sampling = WireSampling.of(sequence.request.sampling) if wants else None
-        rows.append(Row(slot, batch.generations[slot], first, len(new), wants, sampling))
-        tokens.extend(new)
-        return len(new)
-
-    def _refill(self, batch: _MicroBatch) -> None:
-        """Give free slots to waiting sequences, oldest first, cutting the range anew where it is empty."""
-        if self._waiting and self._share_out(batch) and not self._must_drain(batch):
-            limit = self._slots_for(batch)
-            if batch.live == 0:
-                needs = [sequence.need for sequence in self._waiting]
-                batch.range = cut_range(batch.offset, batch.share, limit, needs)
-                count = batch.range.slots if batch.range else 0
-                batch.slots, batch.generations = [None] * count, [0] * count
-            self._seat(batch, limit)
-
-    def _seat(self, batch: _MicroBatch, limit: int) -> None:
-        assert batch.range is not None
-        free = [slot for slot, sequence in enumerate(batch.slots) if sequence is None]
-        room = min(len(free), limit - batch.live)
-        passed: list[Sequence] = []
-        while room > 0 and self._waiting:
-            sequence = self._waiting.popleft()
-            if sequence.need > batch.range.capacity:
-                passed.append(sequence)
-                continue
-            slot = free.pop(0)
-            batch.slots[slot], batch.generations[slot] = sequence, next(self._generation)
-            room -= 1
-        self._waiting.extendleft(reversed(passed))
-
-    def _slots_for(self, batch: _MicroBatch) -> int:
-        """Sequences this micro-batch may hold: its part of all slots, and at a job's end of what is left."""
-        count = len([one for one in self._batches if one.share])
-        part, extra = divmod(self._options.slots, count)
-        if self._closed and (left := self.live + len(self._waiting)) < self._options.slots:
-            part, extra = divmod(left, count)
-        return max(1, part + (batch.index < extra))
-
-    def _share_out(self, batch: _MicroBatch) -> bool:
-        """See that this micro-batch's share holds the oldest waiting sequence; False: not before others end.
-
-        A sequence larger than an equal share gets the whole arena as soon as nothing else is in it, and
-        the shares are equal again as soon as that one is done.
+        What is on its way for it is ignored when it comes. Raises: ValueError for a slot nobody is in.
         """
-        equal = equal_shares(self._options.cells, self._options.micro_batches)
-        wants_all = aligned(self._waiting[0].need) > equal[0][1]
-        has_all = [one.share for one in self._batches] != [share for _, share in equal]
-        if wants_all == has_all:
-            return batch.share > 0
-        if self.live:
-            return False
-        shares = ((0, self._options.largest_need),) + ((0, 0),) * (len(equal) - 1) if wants_all else equal
-        for one, (offset, share) in zip(self._batches, shares, strict=True):
-            one.offset, one.share, one.range, one.slots = offset, share, None, []
-        return batch.share > 0
+        batch = self._seating.batches[micro_batch]
+        seat = batch.slots[slot] if 0 <= slot < len(batch.slots) else None
+        if seat is None:
+            raise ValueError(f"nobody is in slot {slot} of micro-batch {micro_batch}")
+        if seat.move is not None:  # not made yet, and now never
+            self._seating.batches[seat.move.micro_batch].leaving.discard(seat.move.slot)
+        self._leave(batch, slot)
+        self._forget([seat.sequence])
 
-    def _must_drain(self, batch: _MicroBatch) -> bool:
-        """Whether this one waits until it is empty, to be cut for a sequence that fits no range as it is."""
-        if self._draining is not None and self._batches[self._draining].live == 0:
-            self._draining = None
-        busy = [one for one in self._batches if one.share]
-        longest = max((one.range.capacity for one in busy if one.range is not None and one.live), default=0)
-        if any(one.live == 0 for one in busy) or self._waiting[0].need <= longest:
+    def preempt_line(self, line: int) -> bool:
+        """The same by the job's line; False when that line holds no slot."""
+        for batch in self._seating.batches:
+            for slot, seat in batch.seats():
+                if seat.sequence.request.line == line:
+                    self.preempt(batch.index, slot)
+                    return True
+        return False
+
+    def restart(self) -> None:
+        """Drop all KV and all that is on its way: the stages begin a new epoch, at step 1 and with nothing.
+
+        The caller keeps tokens of the epoch before from coming here.
+        """
+        self._forget(self._seating.clear())
+
+    def _forget(self, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
+            sequence.forget()
+        self.preempted += len(sequences)
+        self._seating.return_first(sequences)
+
+    @staticmethod
+    def _leave(batch: MicroBatch, slot: int) -> None:
+        _seat(batch, slot).is_taken = False
+        batch.slots[slot] = None
+
+    def _dissolve(self, batch: MicroBatch) -> bool:
+        """In a job's tail, move all sequences of the smallest micro-batch into others, where that pays.
+
+        They wait for the next decode rows of the micro-batch they go to. Only a sequence whose newest token
+        is back is moved, so every stage has applied all its rows.
+        """
+        if self._seating.waiting or not self._seating.is_closed:
             return False
-        if self._draining is None:
-            self._draining = min(busy, key=lambda one: one.live).index
-        return batch.index == self._draining
+        peers = [one for one in self._seating.batches if one.live]
+        rows = [one.live for one in peers]
+        leaving = [seat for _, seat in batch.seats()]
+        can_leave = all(seat.sequence.decodes and seat.move is None for seat in leaving)
+        if not can_leave or batch.live > min(rows) or self.pace.micro_batches(rows) >= len(peers):
+            return False
+        others = [one for one in peers if one is not batch and one.range is not None]
+        rooms = [Room(one.range.capacity, len(one.free), one.live) for one in others if one.range is not None]
+        chosen = places([seat.sequence.need for seat in leaving], rooms)
+        if chosen is None:
+            return False
+        for (slot, _), place in zip(list(batch.seats()), chosen, strict=True):
+            self._move(batch, slot, others[place])
+        return True
+
+    def _move(self, source: MicroBatch, slot: int, target: MicroBatch) -> None:
+        """Reseat a sequence; the move itself travels with its next row. Until that row's pack is back, the
+        source's cells belong to the move."""
+        old = _seat(source, slot)
+        new = self._seating.new_seat(old.sequence)
+        place = target.free[0]
+        new.move = Move(
+            micro_batch=source.index,
+            slot=slot,
+            generation=old.generation,
+            step=old.step,
+            target=place,
+            target_generation=new.generation,
+            count=old.sequence.computed,
+        )
+        self._leave(source, slot)
+        source.leaving.add(slot)
+        target.slots[place] = new
+        self.moved += 1
+
+    def seats(self) -> Iterator[tuple[int, int, Sequence]]:
+        """(micro-batch, slot, sequence) of all that hold a slot."""
+        for batch in self._seating.batches:
+            for slot, seat in batch.seats():
+                yield batch.index, slot, seat.sequence
+
+
+def _seat(batch: MicroBatch, slot: int) -> Seat:
+    seat = batch.slots[slot]
+    assert seat is not None, f"nobody is in slot {slot} of micro-batch {batch.index}"
+    return seat

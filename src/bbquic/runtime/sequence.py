@@ -16,13 +16,18 @@ class TextStream(Protocol):
 
 
 class Sequence:
-    """A request in a slot. Its next row begins at `computed`; while that is inside the prompt, it reads."""
+    """A request and its answer so far. Its next row begins at `computed`.
+
+    It reads while more than its newest token is still to be stored, and decodes afterwards. Its KV can be
+    dropped at any time: it then reads prompt and answer again, and goes on where it was.
+    """
 
     def __init__(self, request: Request, *, ends: frozenset[int], text: TextStream) -> None:
         """`ends` is the model's set of end tokens; `text` decodes the answer's tokens."""
         self.request = request
         self.computed = 0  # tokens that are, or are on their way to be, in the KV store
         self.generated: list[int] = []
+        self._carried = 0  # tokens of the prompt that were ever in a row
         self._ends = ends
         self._stream = text
         self._text = ""
@@ -35,14 +40,39 @@ class Sequence:
 
     @property
     def unread(self) -> int:
-        """Prompt tokens that no row has carried yet."""
-        return max(0, len(self.request.tokens) - self.computed)
+        """Tokens that no row has carried since the sequence took its slot; 0: its next one is on its way."""
+        return len(self.request.tokens) + len(self.generated) - self.computed
 
-    def next_tokens(self, budget: int) -> tuple[int, ...]:
-        """Tokens of the next row: up to `budget` of the prompt, or the last generated one."""
-        if self.unread:
-            return self.request.tokens[self.computed : self.computed + budget]
-        return (self.generated[-1],)
+    @property
+    def has_read(self) -> bool:
+        """Whether all but its newest token are in rows, and that one is part of the answer."""
+        return bool(self.generated) and self.unread <= 1
+
+    @property
+    def reads(self) -> bool:
+        """Whether its next row is, or begins with, what a newcomer to its slot has to read."""
+        return self.unread > 0 and not self.has_read
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its newest token is back and all but that one are stored on every stage."""
+        return self.unread == 1 and self.has_read
+
+    def next_row(self, budget: int) -> tuple[tuple[int, ...], int]:
+        """The tokens of the next row, `budget` at most, which then count as computed; and how many of them
+        are of the prompt and go out for the first time."""
+        first, prompt = self.computed, self.request.tokens
+        stop = first + min(budget, self.unread)
+        row = prompt[first:stop] + tuple(
+            self.generated[max(0, first - len(prompt)) : max(0, stop - len(prompt))]
+        )
+        self.computed = stop
+        before, self._carried = self._carried, max(self._carried, min(stop, len(prompt)))
+        return row, self._carried - before
+
+    def forget(self) -> None:
+        """Its KV is gone: the next row begins with the prompt's first token."""
+        self.computed = 0
 
     def push(self, token: int) -> FinishReason | None:
         """Take the next token of the answer; says whether, and why, the answer ends with it."""

@@ -12,7 +12,7 @@ import msgspec
 from bbquic.errors import ConnectionLost, RemoteProtocolError, StageFailed, TransportError
 from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import Job, Lanes
-from bbquic.runtime.ledger import Ledger
+from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import (
     FailedHeader,
     PackHeader,
@@ -48,7 +48,7 @@ class StageService:
         place = plan.stages.index(stage)
         self._predecessor = plan.stages[place - 1].node if place else None
         self._ledger: Ledger[tuple[Message, Seconds]] = Ledger(
-            cells=plan.cells, micro_batches=plan.micro_batches
+            cells=plan.cells, micro_batches=plan.micro_batches, depth=plan.depth
         )
         self._incoming = HopIn(plan.dtype)
         self._outgoing = None if following is None else _hop_out(plan, following)
@@ -100,17 +100,18 @@ class StageService:
                 f"{channel.peer.name} sent {message.body_size} bytes of hidden states "
                 f"for {pack.token_count} tokens"
             )
-        for due, (came, delivered) in self._ledger.admit(pack, (message, Seconds(time.monotonic()))):
-            self._begin(due, came, delivered, channel.peer.name)
+        for due in self._ledger.admit(pack, (message, Seconds(time.monotonic()))):
+            self._begin(due, channel.peer.name)
 
-    def _begin(self, pack: PackHeader, message: Message, delivered: Seconds, sender: str) -> None:
+    def _begin(self, due: Due[tuple[Message, Seconds]], sender: str) -> None:
         """Give a pack to the lanes, now that its turn has come."""
+        pack, (message, delivered) = due.pack, due.load
         self._inside[pack.micro_batch] += 1
         try:
             if self._inside[pack.micro_batch] > self.plan.depth:
                 raise asyncio.QueueFull
             arrived = Seconds(min(message.arrived or delivered, delivered))
-            self._lanes.put_nowait(Job(pack, message.body, arrived, delivered))
+            self._lanes.put_nowait(Job(pack, message.body, arrived, delivered, due.copies))
         except asyncio.QueueFull:
             raise RemoteProtocolError(
                 f"{sender} sends packs without waiting: of micro-batch {pack.micro_batch} "

@@ -13,6 +13,7 @@ import torch
 
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
 from bbquic.kv.attention import PackedAttention, RowSpan
+from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
@@ -79,7 +80,7 @@ class StageWorker(Protocol):
 
     def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged: ...
 
-    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed: ...
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed: ...
 
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output: ...
 
@@ -178,12 +179,13 @@ class ModelWorker:
 
     # On the device. Nothing here waits for it.
 
-    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Any, ...] = ()) -> Computed:
-        assert not copies, "this arena does not copy"
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed:
         inputs: _Inputs = staged.value
         with torch.inference_mode(), self.device.computing(staged.on_device):
             self.device.hold([*inputs.tensors, *self.arena.tensors])
             began = self.device.moment()
+            for copy in copies:
+                self.arena.copy(copy)
             hidden = self._model.embed(inputs.tensor) if self._embeds else inputs.tensor  # [T, D]
             came_finite = torch.isfinite(hidden).all()
             hidden = self._model.run(hidden, inputs.positions, inputs.attention)

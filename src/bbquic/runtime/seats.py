@@ -1,0 +1,91 @@
+"""Who sits where: the slots of a micro-batch, and the packs that are on their way for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bbquic.kv.ranges import SlotRange
+from bbquic.runtime.protocol import Move, Row
+from bbquic.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """One step of one micro-batch: rows in the order their tokens stand in `tokens`."""
+
+    micro_batch: int
+    step: int
+    range: SlotRange
+    rows: tuple[Row, ...]
+    tokens: tuple[int, ...]
+    prompt_tokens: int  # of `tokens`: those of prompts that go out for the first time
+    moves: tuple[Move, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A sequence in a slot, for one generation of it: rows in flight belong to it, not to the slot."""
+
+    sequence: Sequence
+    generation: int
+    step: int = 0  # the last that carried a row of it
+    move: Move | None = None  # what has to be made before its next row, in the same pack
+    is_taken: bool = True  # False once the sequence has left: what comes back for it is dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A pack on its way, and the seats that its rows belong to."""
+
+    pack: Pack
+    seats: tuple[Seat, ...]
+    decodes: bool
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatch:
+    """A share of the arena, the range cut from it, who sits in its slots, and the packs on their way."""
+
+    index: int
+    offset: int
+    share: int  # cells
+    range: SlotRange | None = None
+    slots: list[Seat | None] = field(default_factory=list)
+    leaving: set[int] = field(default_factory=set)  # slots whose tokens a move is yet to read
+    step: int = 0
+    flights: dict[int, Flight] = field(default_factory=dict)  # by step
+
+    @property
+    def live(self) -> int:
+        """Sequences in its slots."""
+        return sum(seat is not None for seat in self.slots)
+
+    @property
+    def decoding(self) -> int:
+        """Those of them that are past their prompts."""
+        return sum(seat.sequence.has_read for _, seat in self.seats())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing keeps its range from being cut anew. Packs of those who left may still be on
+        their way: stages apply the steps of a micro-batch in order."""
+        return not self.live and not self.leaving
+
+    @property
+    def has_decode_rows_in_flight(self) -> bool:
+        return any(flight.decodes for flight in self.flights.values())
+
+    @property
+    def free(self) -> list[int]:
+        return [slot for slot, seat in enumerate(self.slots) if seat is None and slot not in self.leaving]
+
+    def seats(self) -> Iterator[tuple[int, Seat]]:
+        """The taken slots, in order."""
+        return ((slot, seat) for slot, seat in enumerate(self.slots) if seat is not None)
+
+    def cut(self, where: SlotRange | None) -> None:
+        """Take another range of the arena, or none."""
+        assert self.is_empty, "a range is cut when nobody is in it"
+        self.range = where
+        self.slots = [None] * (where.slots if where else 0)

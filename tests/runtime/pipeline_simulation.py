@@ -1,0 +1,276 @@
+"""A scheduler and three stages in simulated time: packs and tokens overtake one another and come twice.
+
+A stage is a real ledger and a KV store of one block in which a cell holds one token. The model is a hash of
+all tokens of a sequence, so an answer is right only if every stage held exactly them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import partial
+
+from bbquic.kv.ranges import SlotRange
+from bbquic.model.sampling import Sampling
+from bbquic.runtime.ledger import Due, Ledger
+from bbquic.runtime.protocol import PackHeader
+from bbquic.runtime.request import Completion, Request
+from bbquic.runtime.scheduler import Pack, Scheduler, SchedulerOptions
+from bbquic.runtime.sequence import Sequence
+from bbquic.runtime.timing import StageTiming
+from bbquic.units import Seconds
+
+END = 0
+JOB = "0" * 16
+STAGES = 3
+
+
+class Letters:
+    """A text stream in which every token is one letter."""
+
+    def push(self, token: int) -> str:
+        return chr(97 + token % 26)
+
+    def finish(self) -> str:
+        return ""
+
+
+def make_sequence(line: int, prompt: int, max_tokens: int, stop: tuple[str, ...] = ()) -> Sequence:
+    """A sequence whose first token tells its line."""
+    tokens = (1000 + line, *(1 + (line + place) % 500 for place in range(1, prompt)))
+    request = Request(line, tokens, max_tokens, Sampling(), stop)
+    return Sequence(request, ends=frozenset({END}), text=Letters())
+
+
+def next_token(held: tuple[int, ...]) -> int:
+    """A deterministic answer that depends on all tokens so far; END for about one in twenty."""
+    mixed = hash(held) % 1000
+    return END if mixed < 50 else mixed
+
+
+def alone(line: int, prompt: int, max_tokens: int) -> list[int]:
+    """What a sequence answers when nobody else is there."""
+    held = list(make_sequence(line, prompt, max_tokens).request.tokens)
+    answer: list[int] = []
+    while len(answer) < max_tokens:
+        token = next_token(tuple(held))
+        answer.append(token)
+        held.append(token)
+        if token == END:
+            break
+    return answer
+
+
+def header(pack: Pack, epoch: int = 0) -> PackHeader:
+    where = (pack.range.offset, pack.range.slots, pack.range.capacity)
+    return PackHeader(JOB, epoch, pack.micro_batch, pack.step, where, pack.rows, moves=pack.moves)
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A pack on its way with its tokens, the time it left, and what the stages noted."""
+
+    pack: Pack
+    left: float
+    timings: tuple[StageTiming, ...] = ()
+
+
+class SimulatedStage:
+    """Applies what its ledger lets through; a cell is (generation, token)."""
+
+    def __init__(self, options: SchedulerOptions, known: dict[int, list[int]]) -> None:
+        self.ledger: Ledger[Trip] = Ledger(
+            cells=options.cells, micro_batches=options.micro_batches, depth=options.depth
+        )
+        self.busy_until = 0.0
+        self._cells: list[tuple[int, int] | None] = [None] * options.cells
+        self._known = known
+
+    def compute(self, due: Due[Trip]) -> list[int]:
+        """The tokens for rows that want one. Fails where a row sees another token than its own."""
+        pack, place, answers = due.load.pack, 0, []
+        for copy, move in zip(due.copies, pack.moves, strict=True):
+            source = self._slot(copy.source, copy.source_slot)[: copy.count]
+            assert all(cell is not None and cell[0] == move.generation for cell in source)
+            target = copy.target.offset + copy.target_slot * copy.target.capacity
+            moved = [(move.target_generation, cell[1]) for cell in source if cell is not None]
+            self._cells[target : target + copy.count] = moved
+        for row in pack.rows:
+            first = pack.range.offset + row.slot * pack.range.capacity
+            new = pack.tokens[place : place + row.count]
+            place += row.count
+            start, stop = first + row.first, first + row.first + row.count
+            self._cells[start:stop] = [(row.generation, token) for token in new]
+            seen = self._cells[first:stop]
+            assert all(cell is not None and cell[0] == row.generation for cell in seen)
+            held = [cell[1] for cell in seen if cell is not None]
+            assert held == self._known[held[0]][: len(held)]
+            if row.wants_token:
+                answers.append(next_token(tuple(held)))
+        assert place == len(pack.tokens)
+        return answers
+
+    def _slot(self, where: SlotRange, slot: int) -> list[tuple[int, int] | None]:
+        start = where.offset + slot * where.capacity
+        return self._cells[start : start + where.capacity]
+
+
+@dataclass
+class Chaos:
+    """How often, at an event, what happens that nobody asked for."""
+
+    repeat: float = 0.05
+    preempt: float = 0.0
+    restart: float = 0.0
+    left: int = 60  # so often at most, or a job would never end
+
+
+@dataclass
+class Pipeline:
+    """Runs a job's lines to their end; `jobs` are (prompt, max_tokens) of each."""
+
+    scheduler: Scheduler
+    options: SchedulerOptions
+    jobs: Items[tuple[int, int]]
+    rng: random.Random
+    chaos: Chaos = field(default_factory=Chaos)
+    delay: float = 1.0  # mean of a message's time on its way
+    price: tuple[float, float] = (0.5, 0.05)  # of a pack in a stage: by itself, and for each token
+    done: list[Completion] = field(default_factory=list)
+    most_in_flight: int = 0
+    epoch: int = 0
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._known = {1000 + line: self._all_tokens(line) for line in range(len(self.jobs))}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._offered = 0
+        self._waiting_rows: Counter[int] = Counter()
+        self._renew()
+
+    def _all_tokens(self, line: int) -> list[int]:
+        prompt = make_sequence(line, *self.jobs[line]).request.tokens
+        return [*prompt, *alone(line, *self.jobs[line])]
+
+    def _renew(self) -> None:
+        self.stages = [SimulatedStage(self.options, self._known) for _ in range(STAGES)]
+        self._events.clear()
+        self._waiting_rows.clear()
+
+    def run(self) -> None:
+        for _ in range(200_000):
+            self._offer()
+            self._launch()
+            if self.scheduler.is_done:
+                break
+            assert self._events, "nothing is on its way and the job is not done"
+            self.now, _, happen = heapq.heappop(self._events)
+            happen()
+            self._disturb()
+        assert self.scheduler.is_done
+        assert self.scheduler.live == 0
+        assert Counter(one.line for one in self.done) == Counter(range(len(self.jobs)))
+        for one in self.done:
+            expected = alone(one.line, *self.jobs[one.line])
+            assert one.generated == len(expected)
+            assert list(one.tokens) == [token for token in expected if token != END]
+            assert one.finish_reason == ("stop" if expected[-1] == END else "length")
+
+    def _offer(self) -> None:
+        while self._offered < len(self.jobs) and self.scheduler.room:
+            if self._events and self.rng.random() < 0.5:
+                return
+            self.scheduler.offer(make_sequence(self._offered, *self.jobs[self._offered]))
+            self._offered += 1
+            if self._offered == len(self.jobs):
+                self.scheduler.close()
+
+    def _launch(self) -> None:
+        if self.rng.random() < 0.2:  # any micro-batch may come first
+            pack = self.scheduler.next_pack(self.rng.randrange(self.options.micro_batches))
+            if pack is not None:
+                self._send(pack)
+        while (pack := self.scheduler.any_pack()) is not None:
+            self._send(pack)
+
+    def _send(self, pack: Pack) -> None:
+        flying = self.scheduler.in_flight()
+        self._check_launch(pack, flying)
+        self.most_in_flight = max(self.most_in_flight, len(flying))
+        trip = Trip(pack, self.now)
+        self._deliver(partial(self._arrive, 0, trip))
+
+    def _check_launch(self, pack: Pack, flying: Items[Pack]) -> None:
+        packs = Counter(one.micro_batch for one in flying)
+        assert max(packs.values()) <= self.options.depth
+        assert self.scheduler.live <= self.options.slots
+        assert pack.range.stop <= self.options.cells
+        assert not any(
+            one.range.overlaps(pack.range) for one in flying if one.micro_batch != pack.micro_batch
+        )
+        for row in pack.rows:
+            assert not self._waiting_rows[row.generation], "a sequence with a token to come has no more rows"
+            self._waiting_rows[row.generation] += row.wants_token
+
+    def _deliver(self, happen: Callable[[], None]) -> None:
+        for _ in range(2 if self.rng.random() < self.chaos.repeat else 1):
+            self._at(self.now + self.rng.expovariate(1 / self.delay), happen)
+
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, happen))
+
+    def _arrive(self, place: int, trip: Trip) -> None:
+        stage, arrived = self.stages[place], self.now
+        for due in stage.ledger.admit(header(trip.pack, self.epoch), trip):
+            began = max(self.now, stage.busy_until)
+            a, b = self.price
+            stage.busy_until = ended = began + a + b * len(due.load.pack.tokens)
+            tokens = stage.compute(due)
+            timing = noted(place, arrived, began, ended, len(due.load.pack.tokens))
+            onward = Trip(due.load.pack, due.load.left, (*due.load.timings, timing))
+            if place + 1 < STAGES:
+                happen = partial(self._arrive, place + 1, onward)
+            else:
+                happen = partial(self._return, onward, tokens)
+            self._at(ended, partial(self._deliver, happen))
+
+    def _return(self, trip: Trip, tokens: list[int]) -> None:
+        pack = trip.pack
+        completions = self.scheduler.take_tokens(pack.micro_batch, pack.step, tokens)
+        if completions is None:
+            return
+        self.done.extend(completions)
+        self.scheduler.pace.record(len(pack.tokens), Seconds(self.now - trip.left), trip.timings)
+        for row in pack.rows:
+            self._waiting_rows[row.generation] -= row.wants_token
+        assert self.scheduler.take_tokens(pack.micro_batch, pack.step, tokens) is None
+
+    def _disturb(self) -> None:
+        seats = list(self.scheduler.seats())
+        if not self.chaos.left:
+            return
+        if seats and self.rng.random() < self.chaos.preempt:
+            self.chaos.left -= 1
+            micro_batch, slot, sequence = self.rng.choice(seats)
+            if self.rng.random() < 0.5:
+                self.scheduler.preempt(micro_batch, slot)
+            else:
+                assert self.scheduler.preempt_line(sequence.request.line)
+        if self.rng.random() < self.chaos.restart:
+            self.chaos.left -= 1
+            self.scheduler.restart()
+            self.epoch += 1
+            self._renew()
+
+
+def noted(place: int, arrived: float, began: float, ended: float, tokens: int) -> StageTiming:
+    """What a stage notes that did nothing but compute."""
+    began_at, ended_at = (round((moment - arrived) * 1e6) for moment in (began, ended))
+    marks = (0, 0, 0, 0, began_at, ended_at, ended_at, ended_at, ended_at, ended_at)
+    return StageTiming(f"node-{place}", arrived, marks, tokens * 8, tokens * 8, 0.0)

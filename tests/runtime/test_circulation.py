@@ -1,0 +1,88 @@
+"""Whole jobs in simulated time: whatever overtakes what, every sequence is answered as if it were alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_simulation import Chaos, Pipeline
+
+from bbquic.kv.ranges import CELL_ALIGNMENT
+from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from paces import RandomPace
+
+
+@st.composite
+def any_options(draw: st.DrawFn) -> SchedulerOptions:
+    micro_batches = draw(st.integers(1, 4))
+    return SchedulerOptions(
+        micro_batches=micro_batches,
+        slots=micro_batches + draw(st.integers(0, 8)),
+        cells=CELL_ALIGNMENT * draw(st.integers(7, 60)),
+        prefill_tokens=draw(st.integers(1, 64)),
+        look_ahead=draw(st.integers(1, 12)),
+        depth=draw(st.integers(1, 5)),
+    )
+
+
+any_jobs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=16)
+
+
+@settings(max_examples=150)
+@given(
+    options=any_options(),
+    jobs=any_jobs,
+    seed=st.integers(0, 2**32),
+    preempt=st.sampled_from([0.0, 0.01, 0.05]),
+    restart=st.sampled_from([0.0, 0.0, 0.003]),
+    delay=st.sampled_from([0.01, 1.0, 20.0]),
+    measured=st.booleans(),
+)
+def test_every_sequence_is_answered_once_as_if_it_were_alone(
+    options: SchedulerOptions,
+    jobs: list[tuple[int, int]],
+    seed: int,
+    preempt: float,
+    restart: float,
+    delay: float,
+    measured: bool,
+) -> None:
+    """No slot is used twice, none is lost, no row is applied out of order or to another generation: the
+    stages of the simulation look at every token of every row's slot."""
+    rng = random.Random(seed)
+    scheduler = Scheduler(options, None if measured else RandomPace(rng, options))
+    chaos = Chaos(repeat=0.1, preempt=preempt, restart=restart)
+    Pipeline(scheduler, options, jobs, rng, chaos, delay=delay).run()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packs_are_in_flight_moved_and_dropped_in_these_jobs(seed: int) -> None:
+    """What the property speaks of does happen."""
+    options = SchedulerOptions(micro_batches=3, slots=12, cells=12 * 128, prefill_tokens=8, depth=4)
+    rng = random.Random(seed)
+    scheduler = Scheduler(options, RandomPace(rng, options))
+    jobs = [(1 + 7 * line % 50, 30) for line in range(24)]
+    pipeline = Pipeline(scheduler, options, jobs, rng, Chaos(preempt=0.02))
+    pipeline.run()
+    assert pipeline.most_in_flight > options.micro_batches
+    assert scheduler.moved > 0
+    assert scheduler.preempted > 0
+
+
+def test_by_measurements_a_full_pipeline_joins_the_micro_batches_of_its_tail() -> None:
+    """A pack costs much by itself and distance little: fewer, fuller packs are the shorter step."""
+    options = SchedulerOptions(micro_batches=6, slots=24, cells=24 * 128)
+    scheduler = Scheduler(options)
+    jobs = [(20 + line, 10 + 3 * line) for line in range(24)]
+    Pipeline(scheduler, options, jobs, random.Random(1), price=(1.0, 0.01), delay=0.01).run()
+    assert scheduler.moved > 0
+
+
+def test_by_measurements_a_long_loop_keeps_its_micro_batches() -> None:
+    options = SchedulerOptions(micro_batches=3, slots=24, cells=24 * 128)
+    scheduler = Scheduler(options)
+    jobs = [(20 + line, 10 + 3 * line) for line in range(24)]
+    Pipeline(scheduler, options, jobs, random.Random(1), price=(0.01, 0.01), delay=10.0).run()
+    assert scheduler.moved == 0

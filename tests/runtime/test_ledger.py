@@ -1,0 +1,141 @@
+"""What a stage lets through, holds and refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline_simulation import JOB
+
+from bbquic.errors import RemoteProtocolError
+from bbquic.kv.ranges import SlotCopy, SlotRange
+from bbquic.runtime.ledger import Ledger
+from bbquic.runtime.protocol import Move, PackHeader, Row
+
+
+def pack_of(step: int, rows: tuple[Row, ...], where: tuple[int, int, int] = (0, 2, 16)) -> PackHeader:
+    return PackHeader(JOB, 0, 0, step, where, rows)
+
+
+def row(slot: int = 0, generation: int = 1, first: int = 0, count: int = 1) -> Row:
+    return Row(slot, generation, first, count, True, None)
+
+
+@given(order=st.permutations(range(8)), repeats=st.lists(st.integers(0, 7), max_size=8))
+def test_packs_that_overtook_one_another_are_applied_in_step_order_and_once(
+    order: list[int], repeats: list[int]
+) -> None:
+    ledger: Ledger[int] = Ledger(cells=64, micro_batches=1, depth=8)
+    applied: list[int] = []
+    for step in [*order, *repeats]:
+        pack = pack_of(step + 1, (row(first=step),))
+        applied += [due.load for due in ledger.admit(pack, step)]
+    assert applied == list(range(8))
+    assert ledger.held == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(pack_of(2, (row(first=5),)), id="a gap"),
+        pytest.param(pack_of(2, (row(first=0),)), id="a step back"),
+        pytest.param(pack_of(2, (row(generation=0, first=1),)), id="an old generation"),
+        pytest.param(pack_of(2, (row(generation=2, first=1),)), id="a new generation not at its start"),
+        pytest.param(pack_of(2, (row(first=1, count=16),)), id="beyond the slot"),
+        pytest.param(pack_of(2, (row(slot=2),)), id="beyond the range"),
+        pytest.param(pack_of(2, (row(first=1), row(first=1))), id="a slot twice"),
+        pytest.param(pack_of(2, (row(first=1),), (32, 3, 16)), id="a range beyond the arena"),
+        pytest.param(pack_of(2, (row(first=1),), (0, 1, 32)), id="a new range under an old sequence"),
+        pytest.param(pack_of(40, (row(first=1),)), id="far ahead"),
+        pytest.param(PackHeader(JOB, 0, 3, 1, (0, 1, 16), (row(),)), id="no such micro-batch"),
+    ],
+)
+def test_a_pack_that_contradicts_what_is_stored_is_refused(bad: PackHeader) -> None:
+    ledger: Ledger[None] = Ledger(cells=64, micro_batches=2, depth=16)
+    ledger.admit(pack_of(1, (row(),)), None)
+    with pytest.raises(RemoteProtocolError, match="micro-batch"):
+        ledger.admit(bad, None)
+    assert ledger.admit(pack_of(2, (row(first=1),)), None), "the honest one still goes on"
+
+
+def test_a_range_taken_over_by_another_micro_batch_is_forgotten() -> None:
+    ledger: Ledger[None] = Ledger(cells=64, micro_batches=2, depth=16)
+    ledger.admit(pack_of(1, (row(),)), None)
+    other = PackHeader(JOB, 0, 1, 1, (16, 1, 32), (row(generation=9),))
+    assert ledger.admit(other, None)
+    with pytest.raises(RemoteProtocolError, match="holds 0 tokens"):
+        ledger.admit(pack_of(2, (row(first=1),)), None)
+
+
+FROM, TO = (0, 2, 16), (32, 2, 16)
+
+
+def move(**changes: int) -> Move:
+    """One token from slot 0 of micro-batch 1, where step 3 stored it, to slot 1 of micro-batch 0."""
+    fields = {"micro_batch": 1, "slot": 0, "generation": 5, "step": 3, "target": 1, "target_generation": 9}
+    return Move(**({**fields, "count": 3} | changes))
+
+
+def moving(*moves: Move, first: int = 3, step: int = 1, where: tuple[int, int, int] = TO) -> PackHeader:
+    rows = (Row(1, 9, first, 1, True, None),)
+    return PackHeader(JOB, 0, 0, step, where, rows, moves=moves)
+
+
+def source_step(step: int) -> PackHeader:
+    return PackHeader(JOB, 0, 1, step, FROM, (Row(0, 5, step - 1, 1, True, None),))
+
+
+@given(order=st.permutations(range(5)))
+def test_a_move_is_made_once_its_source_is_whole_whatever_comes_first(order: list[int]) -> None:
+    packs = [source_step(1), source_step(2), source_step(3), moving(move()), moving(first=4, step=2)]
+    ledger: Ledger[int] = Ledger(cells=64, micro_batches=2, depth=4)
+    applied = [due for index in order for due in ledger.admit(packs[index], index)]
+    loads = [due.load for due in applied]
+    assert sorted(loads) == [0, 1, 2, 3, 4]
+    assert [load for load in loads if load < 3] == [0, 1, 2]
+    assert loads.index(2) < loads.index(3) < loads.index(4)
+    copies = [due.copies for due in applied if due.load == 3]
+    assert copies == [(SlotCopy(SlotRange(*FROM), 0, SlotRange(*TO), 1, 3),)]
+    assert ledger.held == 0
+    with pytest.raises(RemoteProtocolError, match="holds 0 tokens"):
+        ledger.admit(source_step(4), 9)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        pytest.param(moving(move(generation=4)), "holds 3 tokens of generation 5", id="another generation"),
+        pytest.param(moving(move(count=2)), "holds 3 tokens", id="fewer tokens than are there"),
+        pytest.param(moving(move(step=2, count=4)), "holds 3 tokens", id="more tokens than are there"),
+        pytest.param(moving(move(slot=1)), "holds 0 tokens", id="an empty slot"),
+        pytest.param(moving(move(target=2)), "does not fit", id="beyond the range"),
+        pytest.param(moving(move(), where=(32, 2, 2)), "does not fit", id="beyond the slot"),
+        pytest.param(moving(move(target_generation=0)), "generation 0", id="an old generation"),
+        pytest.param(moving(move(micro_batch=0, step=0)), "another range", id="from itself"),
+        pytest.param(moving(move(micro_batch=2)), "no such micro-batch", id="from nowhere"),
+        pytest.param(moving(move(), move(target=0)), "moves a slot twice", id="one source twice"),
+        pytest.param(moving(move(), move(slot=1)), "moves a slot twice", id="one target twice"),
+        pytest.param(moving(move(), where=(16, 2, 16)), "another range", id="to where it is"),
+        pytest.param(moving(move(), first=2), "the row begins at 2", id="a row that does not continue it"),
+        pytest.param(moving(move(target=0)), "holds 0 tokens", id="a row of another slot"),
+    ],
+)
+def test_a_move_that_contradicts_what_is_stored_is_refused_and_changes_nothing(
+    bad: PackHeader, why: str
+) -> None:
+    ledger: Ledger[None] = Ledger(cells=64, micro_batches=2, depth=4)
+    for step in (1, 2, 3):
+        ledger.admit(source_step(step), None)
+    with pytest.raises(RemoteProtocolError, match=why):
+        ledger.admit(bad, None)
+    (due,) = ledger.admit(moving(move()), None)
+    assert len(due.copies) == 1
+
+
+def test_moves_that_wait_for_one_another_are_held_and_no_more_than_the_depth() -> None:
+    ledger: Ledger[None] = Ledger(cells=64, micro_batches=2, depth=2)
+    for step in (1, 2):
+        assert ledger.admit(moving(move(), first=step, step=step), None) == []
+    with pytest.raises(RemoteProtocolError, match="step 3 came while waiting for 1"):
+        ledger.admit(moving(step=3), None)
+    assert ledger.held == 2
