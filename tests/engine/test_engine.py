@@ -164,7 +164,9 @@ def test_answers_do_not_depend_on_chunks_packs_in_flight_or_the_order_of_arrival
 
     async def main() -> None:
         order = random.Random(100 * micro_batches + chunk + depth)
-        how = options(micro_batches=micro_batches, prefill_tokens=chunk, depth=depth)
+        # room for all in any micro-batch, so that moves are possible from the first token on
+        room = {"batch": 12 * micro_batches, "kv_tokens": 12 * 256 * micro_batches}
+        how = options(micro_batches=micro_batches, prefill_tokens=chunk, depth=depth, **room)
         async with cluster_of([model] * 2, order=order) as cluster:
             answers, scheduler = await serve(
                 cluster, model, records, how, pace=lambda given: RandomPace(order, given)
