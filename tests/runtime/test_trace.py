@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -174,6 +175,22 @@ def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
     assert "No space left" in writer.trouble
     writer.record(passages(1, 0, (Clock(0.0), Clock(0.0)))[0], (None, None))
     writer.close()
+
+
+def test_a_trace_whose_disk_fills_up_on_the_way_is_whole_up_to_there(tmp_path: Path) -> None:
+    clocks = (Clock(0.0), Clock(0.0))
+    writer = TraceWriter(tmp_path / "trace.json", NODES, START)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:  # the kernel writes up to there, then refuses, as it does on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+        for passage in passages(100, 0, clocks):
+            writer.record(passage, estimates(clocks, passage.came, random.Random(0)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    writer.close()
+    assert writer.trouble is not None
+    assert "ends early" in writer.trouble
+    assert len(json.loads(writer.path.read_text())) > 100
 
 
 def test_a_trace_that_no_viewer_would_open_ends_early_and_whole(
