@@ -29,7 +29,7 @@ from bbquic.model.tokenizer import StreamDecoder
 from bbquic.runtime.coordinator import Coordinator, Outcome
 from bbquic.runtime.generate import RunModel, RunOptions, deployed
 from bbquic.runtime.layout import LayoutOptions
-from bbquic.runtime.local import LocalCluster, local_nodes
+from bbquic.runtime.local import LocalCluster, LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.request import Request
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
@@ -140,12 +140,15 @@ def make_prompts(directory: ModelDirectory, load: Load) -> list[list[int]]:
 
 
 async def compare(
-    directory: ModelDirectory, load: Load, nodes: int, micro_batches: int, rounds: int
+    directory: ModelDirectory, load: Load, nodes: int, micro_batches: int | None, rounds: int
 ) -> dict[str, list[Times]]:
     """Each side's rounds, interleaved; one unmeasured warm-up each."""
     model = RunModel(directory, manifest_of(directory))
     cores = len(os.sched_getaffinity(0))
-    layout = LayoutOptions(batch=load.batch, micro_batches=micro_batches, dtype="float32")
+    turns = LocalTurns.of(micro_batches, nodes=nodes, cores=cores)
+    layout = LayoutOptions(
+        batch=load.batch, micro_batches=turns.micro_batches, depth=turns.depth, dtype="float32"
+    )
     sides: dict[str, list[Times]] = {}
     prompts = make_prompts(directory, load)
     memory = Bytes(int(0.5 * host_memory_free()) // nodes)
@@ -154,8 +157,7 @@ async def compare(
             f"transformers_{threads}": stack.enter_context(Reference(directory.path, threads))
             for threads in sorted({1, cores})
         }
-        threads = cores if micro_batches == 1 else 1
-        async with local_nodes(nodes, models=[], threads=threads, memory=memory) as local:
+        async with local_nodes(nodes, models=[], turns=turns, memory=memory) as local:
             endpoint = await open_endpoint(local.identity, local.peers, Role.COMMAND, host="127.0.0.1")
             ours = Nodes(endpoint, local, model, layout)
             for number in range(rounds + 1):
@@ -209,8 +211,7 @@ def main() -> int:
     for batch in batches:
         load = Load(batch, 8, 4) if args.quick else Load(batch, args.prompt, args.answer)
         nodes, rounds = (2, 1) if args.quick else (args.nodes, args.rounds)
-        micro_batches = args.microbatches or min(nodes, len(os.sched_getaffinity(0)), batch)
-        sides = asyncio.run(compare(directory, load, nodes, micro_batches, rounds))
+        sides = asyncio.run(compare(directory, load, nodes, args.microbatches, rounds))
         ratios = figures(sides, load)
         measured |= ratios
         rates = {
@@ -221,7 +222,7 @@ def main() -> int:
         for name, ratio in ratios.items():
             print(f"{name}: {ratio:.3f}")
         size = {"batch": load.batch, "prompt": load.prompt, "answer": load.answer, "nodes": nodes}
-        size["micro_batches"] = micro_batches
+        size["micro_batches"] = args.microbatches or 1
         if not args.quick:
             append_result(
                 "generate", {**size, "rounds": rounds, "ratios": ratios, "tokens_per_second": rates}

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,8 +24,8 @@ from bbquic.model.registry import ModelMissing, resolve_model, user_cache
 from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
 from bbquic.runtime.generate import generate as run_generate
 from bbquic.runtime.job import JobFile
-from bbquic.runtime.layout import LayoutOptions
-from bbquic.runtime.local import local_nodes
+from bbquic.runtime.layout import DEPTH, LayoutOptions
+from bbquic.runtime.local import LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.record import Defaults
 from bbquic.runtime.telemetry import JobStatistics
@@ -34,6 +34,7 @@ from bbquic.transport.identity import Identity, Peer
 from bbquic.transport.link_memory import default_path
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.threaded import open_endpoint
+from bbquic.transport.turns import take_short_turns
 from bbquic.units import Bytes
 
 PARTIAL = 3  # exit code: every line has its record, but some of them are errors
@@ -55,6 +56,7 @@ class _Cluster:
     key: Path | None
     nodes: tuple[str, ...]  # names from peers.toml in order; empty: all with an address
     local: int  # how many to start where there is no peers.toml
+    turns: LocalTurns | None = None  # of those
 
 
 def generate(
@@ -102,18 +104,19 @@ def generate(
         raise ConfigError(f"cannot write the trace {trace}: {trace.parent} is not a directory")
     target = output or str(prompts.with_suffix("")) + ".answers.jsonl"
     cluster = _find_cluster(peers, certs, key, nodes, split)
-    if microbatches is None and cluster.local:
-        # nodes that share this machine's cores compute no more of them at once than there are cores
-        microbatches = min(cluster.local, _cores(), batch)
+    turns = LocalTurns.of(microbatches, nodes=cluster.local, cores=_cores()) if cluster.local else None
+    cluster = replace(cluster, turns=turns)
     layout = LayoutOptions(
         batch=batch,
-        micro_batches=microbatches,
+        micro_batches=turns.micro_batches if turns is not None else microbatches,
+        depth=turns.depth if turns is not None else DEPTH,
         split=parse_split(split) if split is not None else None,
         kv_tokens=kv_tokens,
         dtype=dtype,
     )
     held = _open_model(model)
     options = RunOptions(layout=layout, prefill_tokens=prefill_tokens, trace=trace)
+    take_short_turns()
     statistics = asyncio.run(_run(cluster, model, held, job, target, options))
     if statistics is None:
         print_note(f"interrupted; {resume_hint(target) or 'the answers on standard output are whole'}")
@@ -211,11 +214,11 @@ async def _endpoint(
     print_note(
         f"no peers.toml here: starting {cluster.local} node{'s' if cluster.local > 1 else ''} on this machine"
     )
-    threads = max(1, _cores() // cluster.local)
+    assert cluster.turns is not None
     memory = Bytes(int(host_memory_free() * LOCAL_MEMORY_SHARE) // cluster.local)
     models = [str(directory.path)] if model != directory.name else []
     async with (
-        local_nodes(cluster.local, models=models, threads=threads, memory=memory) as local,
+        local_nodes(cluster.local, models=models, turns=cluster.turns, memory=memory) as local,
         _opened(local.identity, local.peers, "127.0.0.1") as endpoint,
     ):
         yield endpoint, local.nodes

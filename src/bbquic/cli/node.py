@@ -23,6 +23,7 @@ from bbquic.transport.identity import Identity, Peer
 from bbquic.transport.link_memory import default_path
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.threaded import open_endpoint
+from bbquic.transport.turns import take_short_turns
 
 if TYPE_CHECKING:
     from bbquic.runtime.loading import DiskLoader
@@ -70,6 +71,7 @@ def node(
 
     machine = open_machine(device, threads, limit)
     loader = DiskLoader(ModelStore(_directories(model or []), user_cache()), machine, me.name)
+    take_short_turns()
     with suppress(KeyboardInterrupt):
         asyncio.run(
             _serve(cluster, identity, me, loader, machine, _bind(listen, me), sock, until_stdin_closes)

@@ -18,6 +18,23 @@ def even_split(blocks: int, nodes: int) -> tuple[range, ...]:
     return given_split([part + (index < extra) for index in range(nodes)], blocks=blocks, nodes=nodes)
 
 
+def weighed_split(blocks: int, nodes: int, *, head: float) -> tuple[range, ...]:
+    """Ranges whose largest weight is least, the head weighing as much as `head` blocks, on the last node.
+
+    Of those, the ones that differ least; the first are the longer. Raises: ConfigError.
+    """
+    if nodes == 1 or head <= 0:
+        return even_split(blocks, nodes)
+    most = blocks - (nodes - 1)
+
+    def largest(last: int) -> float:
+        return max(-(-(blocks - last) // (nodes - 1)), last + head)
+
+    last = min(range(1, max(most, 1) + 1), key=lambda count: (largest(count), -count))
+    before = even_split(blocks - last, nodes - 1)
+    return given_split([*(len(one) for one in before), last], blocks=blocks, nodes=nodes)
+
+
 def given_split(counts: Sequence[int], *, blocks: int, nodes: int) -> tuple[range, ...]:
     """Ranges of the lengths a user gave (`--split 10,10,10`). Raises: ConfigError where they do not fit."""
     if len(counts) != nodes or any(count < 1 for count in counts) or sum(counts) != blocks:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bbquic.runtime.costs import StepCosts
 from bbquic.units import Seconds
 
-LEAST = 32  # tokens; below, what a pack costs by itself is paid for too few of them
-STRETCH = 2.0  # how much longer a step may take for the prompts that ride in it
+LEAST = 64  # tokens; below, what a pack costs by itself is paid for too few of them
+STRETCH = 4.0  # times as long a step may take for the prompts that ride in it: a job wants its slots full
 
 
 def chunk_size(costs: StepCosts, *, own: int, decoding: int, micro_batches: int, most: int) -> int:

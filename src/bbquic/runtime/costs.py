@@ -84,6 +84,7 @@ class StepCosts:
         self._stages: list[_StageCosts] = []
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
         self._tokens: float | None = None
+        self._is_warm = False
 
     @property
     def typical(self) -> float:
@@ -92,6 +93,9 @@ class StepCosts:
 
     def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None:
         """A pack of `tokens` came back after `elapsed` seconds; `timings` in the order of the stages."""
+        if not self._is_warm:
+            self._is_warm = True
+            return  # the first pack also warms everything up: it says nothing of those to come
         while len(self._stages) < len(timings):
             self._stages.append(_StageCosts())
         latency = float(elapsed)

@@ -29,6 +29,7 @@ from bbquic.runtime.tasks import owned_tasks
 from bbquic.transport.channel import Channel, Endpoint
 from bbquic.transport.identity import Peer
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
+from bbquic.transport.turns import take_usual_turns
 from bbquic.units import Bytes, Seconds
 
 logger = logging.getLogger("bbquic.node")
@@ -74,7 +75,7 @@ class Node:
         self._machine = machine
         self._job: _Job | None = None
         self._lock = asyncio.Lock()  # plans and releases, one after the other
-        self._device = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._device = ThreadPoolExecutor(1, thread_name_prefix="device", initializer=take_usual_turns)
 
     async def serve(self) -> None:
         """Accept peers until cancelled."""

@@ -30,6 +30,7 @@ from bbquic.transport.message import Message
 from bbquic.transport.options import EndpointOptions
 from bbquic.transport.outbox import Posting
 from bbquic.transport.probe import ProbeResult
+from bbquic.transport.turns import take_short_turns
 
 T = TypeVar("T")
 
@@ -87,6 +88,7 @@ class _TransportThread:
         await asyncio.to_thread(self._thread.join)  # it may have to wait for a name to be looked up
 
     def _run(self) -> None:
+        take_short_turns()
         with asyncio.Runner() as runner:
             runner.run(self._serve())
 
