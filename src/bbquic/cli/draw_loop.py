@@ -42,11 +42,20 @@ class Table:
 def hop_table(hops: Sequence[HopStatistics]) -> Table:
     """A row for each hop: what the link is, what it carries, how long a message is on its way."""
     return Table(
-        ("hop", "link", "rtt", "loss", "carries", "busy", "sent", "ratio", "flight"),
+        ("hop", "link", "rtt", "loss", "carries", "busy", "sent", "codec", "ratio", "flight"),
         tuple(map(_hop_row, hops)),
-        ("ratio", "carries", "sent", "loss", "flight", "busy", "rtt", "link"),
+        ("ratio", "carries", "sent", "codec", "loss", "flight", "busy", "rtt", "link"),
         frozenset({"hop"}),
     )
+
+
+def codec_lines(hops: Sequence[HopStatistics]) -> list[str]:
+    """What each hop does about compression, and why."""
+    return [
+        f"{printable(hop.source)} -> {printable(hop.target)}: {printable(hop.codec)}, {printable(hop.why)}"
+        for hop in hops
+        if hop.codec and hop.why
+    ]
 
 
 def stage_table(stages: Sequence[StageStatistics]) -> Table:
@@ -102,6 +111,7 @@ def _hop_row(hop: HopStatistics) -> tuple[str, ...]:
         throughput(None if hop.bytes_per_second is None else BytesPerSecond(hop.bytes_per_second)),
         share(hop.busy),
         size(hop.bytes_sent),
+        printable(hop.codec) if hop.codec else UNKNOWN,
         ratio(hop),
         flight(hop.flight, hop.uncertainty),
     )

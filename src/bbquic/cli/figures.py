@@ -130,6 +130,10 @@ def summary_lines(job: JobStatistics, answers: str, *, resumable: bool = True) -
         lines.append(f"average step: {step_in_words(job.loop)}")
     if job.limit is not None:
         lines.append(f"limit over the run: {printable(job.limit)}")
+    for hop in job.hops:
+        if hop.codec and hop.why:
+            way = f"{printable(hop.source)} -> {printable(hop.target)}"
+            lines.append(f"compression {way}: {printable(hop.codec)}, {printable(hop.why)}")
     lines.append(f"answers: {printable(answers)}")
     if not job.finished:
         left = "" if job.total is None else f"{job.total - job.settled:,} left; "

@@ -23,6 +23,7 @@ from bbquic.model.manifest import manifest_of
 from bbquic.model.registry import ModelMissing, resolve_model, user_cache
 from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
 from bbquic.runtime.generate import generate as run_generate
+from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import DEPTH, LayoutOptions
 from bbquic.runtime.local import LocalTurns, local_nodes
@@ -87,6 +88,9 @@ def generate(
     prefill_tokens: Annotated[
         int, typer.Option(min=1, help="Prompt tokens that travel together at most.")
     ] = 512,
+    codec: Annotated[
+        CodecMode, typer.Option(help="How hops are compressed; auto: only where measurements say it pays.")
+    ] = CodecMode.AUTO,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
     trace: Annotated[
@@ -113,6 +117,7 @@ def generate(
         split=parse_split(split) if split is not None else None,
         kv_tokens=kv_tokens,
         dtype=dtype,
+        codec=codec,
     )
     held = _open_model(model)
     options = RunOptions(layout=layout, prefill_tokens=prefill_tokens, trace=trace)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from bbquic.cli.draw_bars import COMPUTE, FLIGHT, LEGEND, QUEUE, bar, loop_parts
 from bbquic.cli.draw_cluster import cluster_tables, limit_lines, snapshot_lines
-from bbquic.cli.draw_loop import GAP, Table, hop_table, stage_table
+from bbquic.cli.draw_loop import GAP, Table, codec_lines, hop_table, stage_table
 from bbquic.cli.figures import (
     duration,
     fill,
@@ -179,6 +179,7 @@ def draw_job(job: JobStatistics, title: str, width: int) -> RenderableType:
         parts.append(Text(f"limit: {printable(job.limit)}", style="bold"))
     if job.hops:
         parts.append(_draw_table(hop_table(job.hops), width))
+        parts += [Text(line, style="dim") for line in codec_lines(job.hops)]
     if job.stages:
         parts.append(_draw_table(stage_table(job.stages), width))
     if job.loop is not None:

@@ -13,6 +13,7 @@ from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
 from bbquic.plan.partition import arena_cells, given_split, weighed_split
+from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, Stage
 
 ARENA_SHARE = 0.8  # of the memory beside the weights; the rest is for activations and buffers
@@ -28,6 +29,7 @@ class LayoutOptions:
     batch: int = 32  # sequences in flight
     micro_batches: int | None = None  # None: one a stage, so that every stage has work
     depth: int = DEPTH
+    codec: CodecMode = CodecMode.AUTO  # of every hop
     split: tuple[int, ...] | None = None  # blocks a node; None: even
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
@@ -74,7 +76,16 @@ def make_plan(
         )
     dtype = choose_dtype(options.dtype, nodes)
     plan = PlanHeader(
-        job, 0, directory.name, dtype, stages, CELL_ALIGNMENT, micro_batches, options.depth, manifest
+        job,
+        0,
+        directory.name,
+        dtype,
+        stages,
+        CELL_ALIGNMENT,
+        micro_batches,
+        options.depth,
+        manifest,
+        options.codec.value,
     )
     return msgspec.structs.replace(plan, cells=_cells(plan, directory, nodes, options))
 

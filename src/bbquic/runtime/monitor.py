@@ -125,6 +125,9 @@ class _Lately:
         reports = [one.pulse.report for one in activities]
         between = [None if report is None else report.link for report in reports[:-1]]
         self._links = [_link_of(self._to_first), *between, None]  # nobody tells us of the way back
+        self._codecs = [
+            None if report is None else (report.codec, report.why) for report in (None, *reports[:-1], None)
+        ]
         self._queued = [None if report is None else report.queued for report in reports]
         self.loop: Loop | None = change.mean([believed_rate(link) for link in self._links])
 
@@ -163,6 +166,7 @@ class _Lately:
         elif blocks is None:
             back = self._from_last
             rtt, sent, messages = back.rtt, back.bytes_received, back.messages_received
+        codec, why = self._codecs[place] or (None, None)
         load = link_load("", change.sent, self._elapsed, believed_rate(link))
         return HopStatistics(
             source,
@@ -180,6 +184,8 @@ class _Lately:
             flight=shown_flight(mean),
             uncertainty=None if mean is None or not is_known(mean) else mean.uncertainty,
             busy=None if load is None else load.busy,
+            codec=codec,
+            why=why,
         )
 
     def _stage(self, place: int) -> StageStatistics:

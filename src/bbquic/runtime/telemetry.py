@@ -41,6 +41,8 @@ class HopStatistics:
     flight: Seconds | None = None  # T_nic→nic of a message lately, never below 0
     uncertainty: Seconds | None = None  # of the flight
     busy: float | None = None  # share of the link's rate that is used, lately
+    codec: str | None = None  # how its messages are compressed now
+    why: str | None = None  # the reason, with its figures
 
     @property
     def ratio(self) -> float | None:

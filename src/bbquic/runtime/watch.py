@@ -231,6 +231,8 @@ class _Node:
             raw=Bytes(report.raw),
             to_wire=None if work is None or not work.steps else Seconds(work.to_wire / work.steps),
             busy=None if speed is None or not rate else speed / rate,
+            codec=report.codec or None,
+            why=report.why or None,
         )
 
 
