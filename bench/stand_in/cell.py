@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from bbquic.units import Seconds
 from bench.common import median
@@ -26,6 +27,7 @@ class Cell:
     micro_batches: int
     warm_up: int
     counted: int
+    codec: Literal["auto", "raw", "H8", "REC"] = "raw"  # raw: what the bounds are made for
 
     @property
     def steps(self) -> int:

@@ -65,6 +65,7 @@ def plan_of(cell: Cell, nodes: Sequence[str]) -> PlanHeader:
         micro_batches=cell.micro_batches,
         depth=DEPTH,
         manifest=cell.stand_in.manifest(),
+        codec=cell.codec,
     )
 
 
