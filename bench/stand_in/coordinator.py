@@ -27,6 +27,7 @@ from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Peer, load_identity
 from bbquic.transport.threaded import open_endpoint
+from bbquic.transport.turns import take_short_turns
 from bbquic.units import Seconds
 from bench.stand_in.cell import Cell
 from bench.stand_in.observed import Log, ObservedChannel
@@ -125,6 +126,7 @@ async def serve(setup: dict[str, Any]) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
+    take_short_turns()
     asyncio.run(serve(json.loads(sys.stdin.readline())))
 
 

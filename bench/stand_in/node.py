@@ -20,6 +20,7 @@ from bbquic.runtime.node import Node
 from bbquic.transport.channel import Role
 from bbquic.transport.identity import load_identity
 from bbquic.transport.threaded import open_endpoint
+from bbquic.transport.turns import take_short_turns
 from bench.stand_in.peers import read_peers
 from bench.stand_in.worker import StandInLoader
 
@@ -43,6 +44,7 @@ async def serve(setup: dict[str, Any]) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
+    take_short_turns()
     asyncio.run(serve(json.loads(sys.stdin.readline())))
 
 
