@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bbquic.cli.draw_bars import bar, loop_parts, stage_parts
 from bbquic.cli.draw_cluster import SNAPSHOT_COLUMNS, clock, snapshot_lines
-from bbquic.cli.draw_loop import GAP, hop_table, link_rate, stage_table
+from bbquic.cli.draw_loop import GAP, codec_lines, hop_table, link_rate, stage_table
 from bbquic.runtime.accounting import Loop
 from bbquic.runtime.telemetry import ClusterStatistics, HopStatistics, NodeStatistics, StageStatistics
 from bbquic.runtime.timing import Hop, Parts
@@ -58,6 +58,8 @@ HOPS = [
         flight=Seconds(0.02),
         uncertainty=Seconds(0.001),
         busy=0.4,
+        codec="REC",
+        why="REC leaves 50%",
     ),
     HopStatistics("a", "coordinator", None, None, Bytes(0), 0, None),
 ]
@@ -70,10 +72,14 @@ STAGES = [
 def test_a_hop_shows_link_round_trip_loss_bytes_and_ratio() -> None:
     rows = hop_table(HOPS).rows
     assert rows[0] == (
-        *("coordinator -> a", "25.0 MB/s", "20.0 ms", "1.2 %", "10.0 kB/s", "40 %", "1.5 kB", "2.00"),
-        "20.0 ±1.0 ms",
+        *("coordinator -> a", "25.0 MB/s", "20.0 ms", "1.2 %", "10.0 kB/s", "40 %", "1.5 kB", "REC"),
+        *("2.00", "20.0 ±1.0 ms"),
     )
-    assert rows[1] == ("a -> coordinator", "-", "-", "-", "-", "-", "0 B", "-", "-")
+    assert rows[1] == ("a -> coordinator", "-", "-", "-", "-", "-", "0 B", "-", "-", "-")
+
+
+def test_what_a_hop_does_about_compression_is_said_with_its_reason() -> None:
+    assert codec_lines(HOPS) == ["coordinator -> a: REC, REC leaves 50%"]
 
 
 def test_a_link_that_was_never_full_is_shown_as_at_least_so_fast() -> None:

@@ -64,7 +64,7 @@ JOB = JobStatistics(
         HopStatistics(
             *("here", "paris", "0-14", Seconds(0.012), Bytes(12_000_000), 99, BytesPerSecond(1.2e6)),
             *(BytesPerSecond(25e6), False, 0.001, Bytes(18_000_000), Seconds(0.001), Seconds(0.0213)),
-            *(Seconds(0.0004), 0.05),
+            *(Seconds(0.0004), 0.05, "H8", "H8 leaves 67%"),
         ),
         HopStatistics("paris", "berlin", "15-29", Seconds(0.031), Bytes(9_000_000), 99, None),
         HopStatistics("berlin", "here", None, None, Bytes(0), 0, None),
@@ -150,7 +150,7 @@ def test_a_wide_frame_shows_all_that_is_known() -> None:
     assert "limit: paris: compute busy 93 % (45.0 ms a step)" in frame
     assert "first token 0.8 s (95 %: 2.1 s)" in frame
     rows = [line.split() for line in frame.splitlines() if "->" in line]
-    hop = "here -> paris 25.0 MB/s 12.0 ms 0.1 % 1.2 MB/s 5 % 12.0 MB 1.50 21.3 ±0.4 ms"
+    hop = "here -> paris 25.0 MB/s 12.0 ms 0.1 % 1.2 MB/s 5 % 12.0 MB H8 1.50 21.3 ±0.4 ms"
     assert " ".join(rows[0]) == hop
     assert rows[1][:3] == ["paris", "->", "berlin"]
     assert rows[2][:3] == ["berlin", "->", "here"]
@@ -174,7 +174,7 @@ def test_a_narrow_frame_keeps_the_hops_and_drops_columns() -> None:
     assert "link" in header
     assert "rtt" in header
     assert "ratio" not in header
-    assert sum("->" in line for line in drawn(JOB, 45).splitlines()) == 3
+    assert sum("->" in line for line in drawn(JOB, 45).splitlines()) == 3 + 1  # hops, and why one compresses
 
 
 def test_a_job_whose_length_is_not_known_yet_has_no_bar() -> None:
