@@ -135,7 +135,7 @@ def test_while_off_each_codec_is_tried_once_in_64_messages() -> None:
     ("conditions", "reason"),
     [
         (HopConditions(BytesPerSecond(1e6), Bytes(2000), False), "2000 bytes are too short"),
-        (HopConditions(None, Bytes(20_000), False), "rate is not known"),
+        (HopConditions(None, Bytes(20_000), False), "so its rate is not known"),
         (
             HopConditions(BytesPerSecond(20 * MBIT), Bytes(40_000), False),
             "H8 leaves 67%.*20 Mbit/s.*saves 32%",

@@ -107,7 +107,7 @@ class CodecSwitch:
         if conditions.payload < LEAST_PAYLOAD:
             self.now = Choice(Way.RAW, f"messages of {conditions.payload} bytes are too short to compress")
         elif conditions.rate is None:
-            self.now = Choice(Way.RAW, "the link's rate is not known yet")
+            self.now = Choice(Way.RAW, "the link was never seen full, so its rate is not known")
         elif self._figures:
             self._weigh(conditions)
         return self.now

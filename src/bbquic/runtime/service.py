@@ -247,7 +247,8 @@ class StageService:
 def _hop_out(plan: PlanHeader, following: Channel) -> HopOut:
     def rate() -> BytesPerSecond | None:
         link = following.statistics().link
-        return None if link is None else link.rate
+        # a link that was never seen full may be far faster: nothing is spent on it
+        return None if link is None or link.is_lower_bound else link.rate
 
     return HopOut(plan.dtype, CodecMode(plan.codec), rate)
 
