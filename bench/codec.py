@@ -23,13 +23,14 @@ from bbquic.codec.frame import Codec, Frame, Shape, decode_untrusted, encode
 from bbquic.codec.planes import WIDTHS, Bits
 from bbquic.codec.table import ShiftTable, TableLearner
 from bench.common import append_result, median, print_bars
+from bench.stand_in.activations import widened
 
 DATA = Path(__file__).parent / "data" / "activations_sample.npz"
 LEARN = 16  # requests a table is learnt on; the others are measured
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LAYERS = ("L10", "L20")
 ROWS = (4, 8, 32, 128)
-LARGE = 416 * 1024  # bytes: the paper's message of LLaMA-30B
+WIDE = 6656  # channels: 32 rows are 416 KB, the paper's message of LLaMA-30B
 SPEED_ROWS = 32  # from there on, speeds are compared
 
 
@@ -64,6 +65,13 @@ def load() -> dict[str, dict[str, Any]]:
                     "measure": np.ascontiguousarray(measure.reshape(-1, decode.shape[-1])),
                 }
     return found
+
+
+def wide(dtype: str) -> dict[str, Any]:
+    """Rows of WIDE channels, widened from the same recording: 128 to learn from, others to measure."""
+    rows = widened(dtype, WIDE, 256)  # [256, WIDE]; 32 on end show each request once
+    requests = np.arange(len(rows)) % 32
+    return {"learn": rows[requests < LEARN], "measure": rows[requests >= LEARN]}
 
 
 def learn(bits: Bits, dtype: str) -> ShiftTable:
@@ -106,13 +114,6 @@ def messages(bits: Bits, rows: int, count: int) -> list[Bits]:
     return [np.ascontiguousarray(repeated[start : start + rows]) for start in starts]
 
 
-def large(bits: Bits) -> Bits:
-    """A message of LARGE bytes: rows laid side by side until none is left, so that none comes twice."""
-    columns = bits.shape[1]
-    rows = LARGE // (bits.itemsize * columns)
-    return np.ascontiguousarray(bits[: min(rows, len(bits))])
-
-
 def compare(bits: Bits, dtype: str, table: ShiftTable, rows: int, rounds: int) -> dict[str, Figures]:
     """Each contender on the same messages, one after another in every round."""
     shape = Shape(dtype, rows, bits.shape[1])
@@ -151,23 +152,26 @@ def main() -> int:
     parser.add_argument("--bars", action="store_true", help="check against bench/bars.toml; exit 1 if short")
     args = parser.parse_args()
     rounds = 1 if args.quick else args.rounds
-    sizes = (4,) if args.quick else (*ROWS, 364)
+    sizes = (4,) if args.quick else ROWS
     measured: dict[str, float] = {}
     details: dict[str, Any] = {}
     data = load()
     for short, dtype in DTYPES.items():
-        for rows in sizes:
-            by_layer = [
-                compare(part["measure"], dtype, learn(part["learn"], dtype), rows, rounds)
-                for name, part in data.items()
-                if name.startswith(short)
-            ]
-            row = _row(by_layer)
-            details[f"{short}_{rows}"] = row
-            _show(short, rows, row)
+        cells = {
+            f"{rows}": (rows, [part for name, part in data.items() if name.startswith(short)])
+            for rows in sizes
+        }
+        if not args.quick:
+            cells["416k"] = (32, [wide(dtype)])
+        for cell, (rows, parts) in cells.items():
+            row = _row(
+                [compare(one["measure"], dtype, learn(one["learn"], dtype), rows, rounds) for one in parts]
+            )
+            details[f"{short}_{cell}"] = row
+            _show(short, cell, row)
             for codec in ("H8", "REC"):
                 for kind in ("size", "compress", "decompress"):
-                    measured[f"{short}_{rows}_{codec}_{kind}"] = row[codec][f"{kind}_vs_P"]
+                    measured[f"{short}_{cell}_{codec}_{kind}"] = row[codec][f"{kind}_vs_P"]
     if not args.quick:
         append_result("codec", {"measured": measured, "details": details})
     return 0 if not args.bars or print_bars("codec", measured) else 1
@@ -192,10 +196,10 @@ def _row(by_layer: list[dict[str, Figures]]) -> dict[str, dict[str, float]]:
     return row
 
 
-def _show(short: str, rows: int, row: dict[str, dict[str, float]]) -> None:
+def _show(short: str, cell: str, row: dict[str, dict[str, float]]) -> None:
     for name, one in row.items():
         print(
-            f"{short} {rows:4} rows {name:6} {one['size']:6.1%}, {one['size_vs_P']:.3f} of P; "
+            f"{short} {cell:>4} rows {name:6} {one['size']:6.1%}, {one['size_vs_P']:.3f} of P; "
             f"compress {one['compress_us']:7.0f} us, {one['compress_vs_P']:.2f} x; "
             f"decompress {one['decompress_us']:7.0f} us, {one['decompress_vs_P']:.2f} x",
             flush=True,

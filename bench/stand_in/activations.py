@@ -2,7 +2,8 @@
 
 A recorded value is never in a message twice, up to 32 rows: the columns are cut into blocks of 576, as wide
 as the recording, and each block of a row shows another recorded moment. Where a message has more rows, values
-do come again, but behind another order of the channels, so that an LZ coder finds no copies.
+do come again, but in blocks with another order of the channels, so that an LZ coder finds no copies. A column
+shows the same channel for 512 rows on end: a codec that learns from channels has something to learn.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def widened(dtype: str, hidden: int, rows: int, seed: int = 1) -> Bits:
 def widen(recorded: NDArray[T], hidden: int, rows: int, seed: int = 1) -> NDArray[T]:
     """From [moments, requests, channels] to [rows, hidden].
 
-    Every 32 rows (a group) the channels of each block are in another order, and blocks show other moments.
+    Each block has an order of the channels of its own, and every 32 rows (a group) blocks show other moments.
     Row r shows request r mod 32 in all its blocks, so that any 32 rows on end have no recorded value twice.
     Raises: ValueError where the recording is too small for `hidden`.
     """
@@ -48,9 +49,9 @@ def widen(recorded: NDArray[T], hidden: int, rows: int, seed: int = 1) -> NDArra
     random = np.random.default_rng(seed)
     groups = []
     for group in range(-(-rows // requests)):
-        columns = [
-            recorded[(block + group) % count][:, random.permutation(channels)] for block in range(blocks)
-        ]
+        if group % count == 0:  # all moments were shown in each block
+            orders = [random.permutation(channels) for _ in range(blocks)]
+        columns = [recorded[(block + group) % count][:, order] for block, order in enumerate(orders)]
         groups.append(np.concatenate(columns, axis=1)[:, :hidden])
     return np.ascontiguousarray(np.concatenate(groups)[:rows])
 

@@ -16,6 +16,9 @@ from bench.stand_in.observed import Passed
 TAIL = 2
 
 
+CodecName = Literal["auto", "raw", "H8", "REC"]
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A pipeline of stand-ins and its load: `batch` sequences of `steps` tokens, not all of which count."""
@@ -27,7 +30,7 @@ class Cell:
     micro_batches: int
     warm_up: int
     counted: int
-    codec: Literal["auto", "raw", "H8", "REC"] = "raw"  # raw: what the bounds are made for
+    codec: CodecName = "raw"  # raw: what the bounds are made for
 
     @property
     def steps(self) -> int:

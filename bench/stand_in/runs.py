@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bbquic.units import BytesPerSecond, Seconds
 from bench.common import median
 from bench.stand_in.bounds import Pipeline, best_micro_batches, possible
-from bench.stand_in.cell import Cell, Measured, measure
+from bench.stand_in.cell import Cell, CodecName, Measured, measure
 from bench.stand_in.cluster import Cluster
 from bench.stand_in.cost import StandIn
 from bench.stand_in.observed import Passed
@@ -74,9 +74,10 @@ class Replay:
         near = {1, self.best // 2, self.best, self.best * 2}
         return sorted(near & set(CHOICES))
 
-    def run(self, micro_batches: int) -> Run:
-        """The paper's batch."""
-        return self._run(self.experiment.batch, micro_batches, self._size.warm_up, self._size.counted)
+    def run(self, micro_batches: int, codec: CodecName = "raw") -> Run:
+        """The paper's batch. Bounds are those of raw messages."""
+        size = self._size
+        return self._run(self.experiment.batch, micro_batches, size.warm_up, size.counted, codec)
 
     def pairs(self) -> list[tuple[Run, Run]]:
         """M = 1 and M = 2 in turn."""
@@ -100,7 +101,9 @@ class Replay:
             batch = batch * 19 // 20
             assert batch, "one sequence alone takes longer than the bench waits"
 
-    def _run(self, batch: int, micro_batches: int, warm_up: int, counted: int) -> Run:
+    def _run(
+        self, batch: int, micro_batches: int, warm_up: int, counted: int, codec: CodecName = "raw"
+    ) -> Run:
         rows = -(-batch // micro_batches)
         cell = Cell(
             blocks=self.experiment.blocks,
@@ -110,6 +113,7 @@ class Replay:
             micro_batches=micro_batches,
             warm_up=warm_up,
             counted=counted,
+            codec=codec,
         )
         passes = self._cluster.run(cell)
         return Run(self.experiment, self.pipeline, cell, measure(cell, passes), passes)
