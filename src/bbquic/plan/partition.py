@@ -23,14 +23,14 @@ def weighed_split(blocks: int, nodes: int, *, head: float) -> tuple[range, ...]:
 
     Of those, the ones that differ least; the first are the longer. Raises: ConfigError.
     """
+    even = even_split(blocks, nodes)
     if nodes == 1 or head <= 0:
-        return even_split(blocks, nodes)
-    most = blocks - (nodes - 1)
+        return even
 
     def largest(last: int) -> float:
         return max(-(-(blocks - last) // (nodes - 1)), last + head)
 
-    last = min(range(1, max(most, 1) + 1), key=lambda count: (largest(count), -count))
+    last = min(range(1, blocks - nodes + 2), key=lambda count: (largest(count), -count))
     before = even_split(blocks - last, nodes - 1)
     return given_split([*(len(one) for one in before), last], blocks=blocks, nodes=nodes)
 
