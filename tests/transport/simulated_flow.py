@@ -135,7 +135,8 @@ class Flow:
         burst = max(16 * PACKET, rate * QUANTUM)
         self._tokens = min(max(burst, self._tokens), self._tokens + (now - self._tokens_at) * rate)
         self._tokens_at = now
-        if self.control.bytes_in_flight <= 0:
+        is_quiet = getattr(self.control, "is_quiet", None)
+        if self.control.bytes_in_flight <= 0 or (is_quiet is not None and is_quiet(now)):
             self._tokens = max(self._tokens, getattr(self.control, "restart_burst", 0))
         if self._tokens >= PACKET:
             return True

@@ -31,6 +31,11 @@ FEW = 2.0  # over the number of arrivals, the least spread: a handful may agree 
 NANO = 1_000_000_000
 
 
+def quiet_before_burst(round_trip: float | None) -> Seconds:
+    """Silence that makes what follows a burst, for its sender as for its receiver."""
+    return Seconds(min(max((round_trip or 0.0) / 2, SHORTEST_QUIET), LONGEST_QUIET))
+
+
 @dataclass(frozen=True, slots=True)
 class BurstRate:
     """What one burst said. `spread` is the interquartile range of its slopes over their median, more where
@@ -58,11 +63,10 @@ class BurstWatch:
     def observe(self, arrivals: Iterable[Arrival], round_trip: Seconds | None) -> list[BurstRate]:
         """Take a batch of arrivals, in order. The bursts that became measurable, nearly always none or one.
 
-        A burst begins where nothing large came for half a round trip: its sender had nothing in flight, so
-        the silence was a whole one, while a paced stream pauses for milliseconds.
+        A burst begins where nothing large came for half a round trip: its sender was silent for as long, and
+        so sent the head unpaced, while a paced stream pauses for milliseconds.
         """
-        quiet = min(max((round_trip or 0.0) / 2, SHORTEST_QUIET), LONGEST_QUIET)
-        quiet_ns = int(quiet * NANO)
+        quiet_ns = int(quiet_before_burst(round_trip) * NANO)
         found: list[BurstRate] = []
         for time, size in arrivals:
             if size < FULL_DATAGRAM:

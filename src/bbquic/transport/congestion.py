@@ -16,7 +16,7 @@ from typing import Protocol
 from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
 from aioquic.quic.packet_builder import QuicSentPacket
 
-from bbquic.transport.burst import HEAD_PACKETS
+from bbquic.transport.burst import HEAD_PACKETS, quiet_before_burst
 from bbquic.transport.delivery import DeliveryMeter
 from bbquic.transport.link import LinkMeter
 from bbquic.transport.loss import LossWatch
@@ -38,6 +38,7 @@ MOST_IN_FLIGHT = 16 << 20  # bytes: 1 Gbit/s at 100 ms, whatever a peer reports
 LEAST_SHARE = 1 / 16  # of the rate, however long losses last: 16 halvings would end in silence
 RECOVERY = 1.05  # of the share, a clean round: a cut of a tenth is regained in two
 LEAST_PACKETS_IN_FLIGHT = 4
+QUIET_MARGIN = 0.9  # of the receiver's silence: it may know a shorter round trip
 QUANTUM_PACKETS = 16  # what a pacer lets go at once
 
 
@@ -72,8 +73,8 @@ class ControllerStatistics:
 class RateController(QuicCongestionControl):
     """One connection's. aioquic calls the `on_…` methods; a fast path may use the batched ones instead.
 
-    A pacer reads `pacing_rate` (bytes/s, None for no pacing) and, when nothing is in flight, may send
-    `restart_burst` bytes at once: those are what the receiver times.
+    A pacer reads `pacing_rate` (bytes/s, None for no pacing) and, when nothing is in flight or nothing was
+    sent for a while (`is_quiet`), may send `restart_burst` bytes at once: those are what the receiver times.
     """
 
     def __init__(self, *, max_datagram_size: int) -> None:
@@ -112,6 +113,14 @@ class RateController(QuicCongestionControl):
                 self._loss.cut_at = now  # and losses of what was sent at it are answered
             self._follow_link()
             self._update()
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether nothing was sent for so long that the receiver will take what follows for a burst.
+
+        Messages that follow one another within a round trip are bursts too, though the last one is not
+        acknowledged yet; paced, they would be timed at their own pace.
+        """
+        return now - self._last_sent >= QUIET_MARGIN * quiet_before_burst(self.link.min_rtt)
 
     def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
         self._sent(packet.sent_time or 0.0, packet.sent_bytes)
@@ -170,7 +179,7 @@ class RateController(QuicCongestionControl):
     # Sending and acknowledgements.
 
     def _sent(self, now: float, size: int) -> None:
-        if self.bytes_in_flight <= 0:
+        if self.bytes_in_flight <= 0 or self.is_quiet(now):
             self._begin_busy_period(now)
         elif not self._was_full and now - self._last_sent > self._longest_pause():
             self._meter.app_limited(self.bytes_in_flight)
@@ -183,7 +192,7 @@ class RateController(QuicCongestionControl):
     def _begin_busy_period(self, now: float) -> None:
         self._busy_bytes = 0
         if self.phase is Phase.LONG:
-            self._follow_link()
+            self._follow_link(is_new=True)
         self._update()
 
     def _longest_pause(self) -> float:
@@ -239,12 +248,12 @@ class RateController(QuicCongestionControl):
         self._transfer.begin(now, rate, is_rough=is_measured and self.link.clarity < UNCLEAR)
         self.phase = Phase.LONG
 
-    def _follow_link(self) -> None:
-        """Start the next burst from the receiver's measurement, if there is one."""
+    def _follow_link(self, *, is_new: bool = False) -> None:
+        """Start the next burst from the receiver's measurement, if there is one; `is_new`: it begins now."""
         rate = self.link.rate
         if rate is None:
             return  # a long transfer's own figure goes on
-        if self.phase is Phase.LONG and self.bytes_in_flight > 0:
+        if self.phase is Phase.LONG and self.bytes_in_flight > 0 and not is_new:
             return  # acknowledgements know better by now
         if rate < NO_BOTTLENECK and self.link.clarity >= UNCLEAR:
             self.phase = Phase.BURST

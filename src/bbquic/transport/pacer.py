@@ -18,8 +18,8 @@ class Pacer:
     """Has the methods by which aioquic paces (`update_rate`, `next_send_time`, `update_after_send`), and
     `allowance`, `consume` and `next_time`, by which the packetiser does.
 
-    A controller may have `pacing_rate` (bytes/s, None for no opinion) and `restart_burst` (bytes that go
-    unpaced when nothing is in flight).
+    A controller may have `pacing_rate` (bytes/s, None for no opinion), `restart_burst` (bytes that go unpaced
+    when nothing is in flight) and `is_quiet(now)` (whether they do so although something is).
     """
 
     def __init__(self, controller: QuicCongestionControl, datagram_size: int) -> None:
@@ -54,9 +54,13 @@ class Pacer:
         capacity = max(self.quantum, int(self.rate * CATCH_UP))
         self._tokens = min(capacity, self._tokens + max(0.0, now - self._filled_at) * self.rate)
         self._filled_at = now
-        if self._controller.bytes_in_flight <= 0:
+        if self._controller.bytes_in_flight <= 0 or self._is_quiet(now):
             self._tokens = max(self._tokens, getattr(self._controller, "restart_burst", 0))
         return int(self._tokens)
+
+    def _is_quiet(self, now: float) -> bool:
+        is_quiet = getattr(self._controller, "is_quiet", None)
+        return is_quiet is not None and bool(is_quiet(now))
 
     def consume(self, size: int) -> None:
         if self.rate is not None:
