@@ -118,8 +118,11 @@ class RateController(QuicCongestionControl):
         """Whether nothing was sent for so long that the receiver will take what follows for a burst.
 
         Messages that follow one another within a round trip are bursts too, though the last one is not
-        acknowledged yet; paced, they would be timed at their own pace.
+        acknowledged yet; paced, they would be timed at their own pace. A long transfer that waits for its
+        window has not paused.
         """
+        if self.phase is Phase.LONG or (self._was_full and self.phase is not Phase.STARTUP):
+            return False
         return now - self._last_sent >= QUIET_MARGIN * quiet_before_burst(self.link.min_rtt)
 
     def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
