@@ -168,7 +168,7 @@ def environment(name: str, models: Sequence[str], size: Size, report: Report, *,
             f"not the paper's {stated:.0f}"
         )
     hosts = max(len(experiment(model, name).blocks) for model in models)
-    busy_relay = 200.0 if name == "E1" else moderation(link)
+    busy_relay = 200.0 if name == "E1" else moderation(link, hosts - 1)
     with Cluster(hosts, link, moderation_us=busy_relay) as cluster:
         for model in models:
             replay = Replay(cluster, experiment(model, name), rate, size)

@@ -45,13 +45,13 @@ def linked(link: Link, *stacks: str) -> Iterator[tuple[Wan, dict[str, Pair]]]:
         yield wan, pairs
 
 
-def moderation(link: Link) -> float:
-    """How long the emulator may hold packets to spare the machine, in µs.
+def moderation(link: Link, links: int = 1) -> float:
+    """How long the emulator may hold packets to spare the machine, in µs, where `links` like this are in use.
 
     Above 200 Mbit/s it would otherwise take most of a core while a burst lasts, and a sender and a receiver
     share two cores with it: what is measured would be the machine. A network card's moderation is as long.
     """
-    return 0.0 if (link.rate_mbps or 0.0) < 200 else 100.0
+    return 0.0 if links * (link.rate_mbps or 0.0) < 200 else 100.0
 
 
 def ideal(size: int, link: Link) -> float:
