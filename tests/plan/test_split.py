@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -26,5 +26,5 @@ def test_the_heaviest_node_is_as_light_as_any_split_makes_it(blocks: int, nodes:
         return max(*counts[:-1], counts[-1] + head) if len(counts) > 1 else counts[0] + head
 
     cuts = [(0, *inner, blocks) for inner in combinations(range(1, blocks), nodes - 1)]
-    best = min(heaviest([b - a for a, b in zip(cut, cut[1:], strict=False)]) for cut in cuts)
+    best = min(heaviest([b - a for a, b in pairwise(cut)]) for cut in cuts)
     assert heaviest([len(one) for one in ranges]) == pytest.approx(best)
