@@ -23,7 +23,7 @@ from bbquic.runtime.coordinator import Coordinator, Outcome
 from bbquic.runtime.protocol import PlanHeader, Stage
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.request import Request
-from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from bbquic.runtime.scheduler import DEPTH, Scheduler, SchedulerOptions
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Peer, load_identity
 from bbquic.transport.threaded import open_endpoint
@@ -34,7 +34,6 @@ from bench.stand_in.observed import Log, ObservedChannel
 from bench.stand_in.peers import COORDINATOR, read_peers
 
 PROMPT = (1,)  # one token, so that the first pass is like those that follow
-DEPTH = 4  # packs of a micro-batch on their way at most, as `bbquic generate` has it
 DEADLINES = ClusterDeadlines(load=Seconds(60.0))
 
 

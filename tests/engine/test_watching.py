@@ -124,6 +124,41 @@ def test_who_may_not_coordinate_may_watch(model: Path, prompts: Path, tmp_path: 
     run(main)
 
 
+def test_a_watched_job_shows_each_stages_work_and_each_hop(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with cluster_of([model] * 2, quic=True) as cluster:
+            job = asyncio.create_task(
+                answer(cluster, model, prompts, tmp_path / "out.jsonl", options(micro_batches=2))
+            )
+            watch = ClusterWatch(cluster.command, cluster.places(), QUICK)
+            async with watching(watch):
+
+                def works() -> bool:
+                    stages = [node.stage for node in watch.snapshot().nodes]
+                    return job.done() or all(one is not None and one.busy for one in stages)
+
+                await until(works)
+                seen = watch.snapshot()
+                assert not job.done(), "it was to be seen at work"
+                first, last = seen.nodes
+                for node, blocks in ((first, (0, 1)), (last, (2, 3))):
+                    assert node.stage is not None
+                    assert node.stage.split is not None
+                    assert node.stage.split.compute > 0
+                    assert (node.stage.first_block, node.stage.last_block) == blocks
+                    assert node.job == seen.limits[0][0]
+                assert last.hop is None
+                assert first.hop is not None
+                assert (first.hop.source, first.hop.target) == ("node-1", "node-2")
+                assert first.hop.bytes_sent > 0
+                assert first.hop.why
+                await job
+
+    run(main)
+
+
 def test_a_node_that_is_not_there_is_named_with_the_reason_and_found_when_it_comes(model: Path) -> None:
     async def main() -> None:
         async with cluster_of([model] * 2) as cluster:

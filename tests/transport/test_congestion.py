@@ -138,6 +138,20 @@ def test_jitter_that_hides_the_rate_still_leaves_messages_usable() -> None:
     assert median(times(make_flow(200, 0.04, jitter=0.0075), LARGE, 30)) <= 1.2
 
 
+@pytest.mark.parametrize(("rate", "rtt"), [(250, 0.11), (125, 0.16)])
+def test_messages_within_a_round_trip_are_bursts_too(rate: float, rtt: float) -> None:
+    """What went before is not acknowledged yet, and what was believed of the link is far too low."""
+    flow = make_flow(rate, rtt)
+    control_of(flow).remember(BytesPerSecond(14 * MBIT), Seconds(rtt), flow.simulation.now)
+    messages = []
+    for _ in range(12):
+        messages.append(flow.write(142_000))
+        flow.rest(0.09)
+    flow.wait(messages[-1])
+    late = [message.seconds / ideal(flow, message.size) for message in messages[6:]]
+    assert max(late) <= 1.15
+
+
 # Long transfers.
 
 

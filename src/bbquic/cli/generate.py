@@ -25,10 +25,11 @@ from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
 from bbquic.runtime.generate import generate as run_generate
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.job import JobFile
-from bbquic.runtime.layout import DEPTH, LayoutOptions
+from bbquic.runtime.layout import LayoutOptions
 from bbquic.runtime.local import LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.record import Defaults
+from bbquic.runtime.scheduler import DEPTH
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Identity, Peer
@@ -80,10 +81,13 @@ def generate(
         typer.Option(help="Names from peers.toml in order, a,b,c; without a cluster, how many to start."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Blocks for each node, such as 10,10,10. Default: even.")
+        str | None, typer.Option(help="Blocks for each node, such as 10,10,10. Default: even by weight.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences in flight.")] = 32,
-    microbatches: Annotated[int | None, typer.Option(min=1, help="Default: one for each stage.")] = None,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(min=1, help="Default: one for each stage; one in all on nodes started here."),
+    ] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="KV memory of each stage, in tokens.")] = None,
     prefill_tokens: Annotated[
         int, typer.Option(min=1, help="Prompt tokens that travel together at most.")

@@ -14,53 +14,49 @@ from bbquic.codec.planes import Bits
 from bbquic.codec.table import ShiftTable, TableLearner
 from bbquic.errors import RemoteProtocolError
 
-MOST_TABLES = 4  # of a hop: one, and a few more where the values change their width or drift
+MOST_TABLES = 4  # that a receiver holds of a hop: one is told now; later senders may learn anew
 
 
 class HopSender:
     """Encodes a hop's messages. One thread's, but for `known`."""
 
     def __init__(self) -> None:
-        self._learner: TableLearner | None = TableLearner()
+        self._learner = TableLearner()
+        self._learnt: ShiftTable | None = None
+        self._is_told = False
         self._table: ShiftTable | None = None  # the receiver holds it
-        self._told: dict[bytes, ShiftTable] = {}
-        self._untold: list[ShiftTable] = []
 
     @property
     def has_table(self) -> bool:
+        """Whether the receiver holds what was learnt."""
         return self._table is not None
 
     def learn(self, bits: Bits, shape: Shape) -> None:
         """Watch a message's bits [T, D] until a table follows from them."""
-        if self._learner is None or not shape.rows:
-            return
-        width, values = effective(bits, shape)
-        table = self._learner.add(values, width)
-        if table is not None:
-            self._untold.append(table)
-            self._learner = None
+        if self._learnt is None and shape.rows:
+            width, values = effective(bits, shape)
+            self._learnt = self._learner.add(values, width)
 
     def table_to_tell(self) -> ShiftTable | None:
         """A table the receiver is to be told, once."""
-        if not self._untold:
+        if self._learnt is None or self._is_told:
             return None
-        table = self._untold.pop()
-        self._told[table.digest] = table
-        return table
+        self._is_told = True
+        return self._learnt
 
     def known(self, digest: bytes) -> None:
         """The receiver holds a table. Raises: RemoteProtocolError for one that it was never told."""
-        table = self._told.get(digest)
-        if table is None:
+        if self._learnt is None or not self._is_told or digest != self._learnt.digest:
             raise RemoteProtocolError(f"a shift table {digest.hex()} is said to be held that was never sent")
-        self._table = table
+        self._table = self._learnt
 
     def encode(self, bits: Bits, shape: Shape, codec: Codec) -> Frame:
         return encode(bits, shape, codec, self._table)
 
     def decode(self, frame: Frame, shape: Shape) -> Bits:
         """What the receiver will do with a frame of ours: to see how long it takes."""
-        return decode_untrusted(frame.header, frame.body, shape, self._told)
+        tables = {} if self._table is None else {self._table.digest: self._table}
+        return decode_untrusted(frame.header, frame.body, shape, tables)
 
 
 class HopReceiver:

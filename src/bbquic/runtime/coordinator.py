@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
@@ -186,7 +187,7 @@ class Coordinator:
             step=pack.step,
             range=(pack.range.offset, pack.range.slots, pack.range.capacity),
             rows=pack.rows,
-            tokens=b"".join(token.to_bytes(4, "little") for token in pack.tokens),
+            tokens=struct.pack(f"<{len(pack.tokens)}i", *pack.tokens),
             moves=pack.moves,
         )
         message = Message(Kind.ROWS, encode_header(header), background=header.can_wait)

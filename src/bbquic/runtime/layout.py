@@ -15,10 +15,10 @@ from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
 from bbquic.plan.partition import arena_cells, given_split, weighed_split
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, Stage
+from bbquic.runtime.scheduler import DEPTH
 
 ARENA_SHARE = 0.8  # of the memory beside the weights; the rest is for activations and buffers
 HEAD_SHARE = 0.6  # of a block's time goes into its weights, as measured on a CPU with 16 rows
-DEPTH = 4  # packs of a micro-batch on their way at most: one with decode rows, chunks of prompts behind it
 DEFAULT_SLOT = 4096  # tokens a slot is given room for, where memory and context allow
 
 
@@ -28,9 +28,9 @@ class LayoutOptions:
 
     batch: int = 32  # sequences in flight
     micro_batches: int | None = None  # None: one a stage, so that every stage has work
-    depth: int = DEPTH
+    depth: int = DEPTH  # packs of a micro-batch on their way at most
     codec: CodecMode = CodecMode.AUTO  # of every hop
-    split: tuple[int, ...] | None = None  # blocks a node; None: even
+    split: tuple[int, ...] | None = None  # blocks a node; None: even, the head counted as some more
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bbquic.errors import BBQuicError, Stalled
-from bbquic.runtime.layout import DEPTH
+from bbquic.runtime.scheduler import DEPTH
 from bbquic.transport.identity import Identity, Peer, load_identity, new_identity
 from bbquic.units import Bytes, Seconds
 

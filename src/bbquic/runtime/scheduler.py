@@ -15,14 +15,15 @@ from bbquic.errors import RecordError
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
 from bbquic.runtime.protocol import Move
-from bbquic.runtime.ranges import equal_shares
 from bbquic.runtime.regroup import Room, places
 from bbquic.runtime.request import Completion
 from bbquic.runtime.seating import Seating
 from bbquic.runtime.seats import MicroBatch, Pack, Seat
 from bbquic.runtime.sequence import Sequence
 
-__all__ = ["Pack", "Scheduler", "SchedulerOptions"]
+__all__ = ["DEPTH", "Pack", "Scheduler", "SchedulerOptions"]
+
+DEPTH = 4  # packs of a micro-batch on their way: one with decode rows, and chunks of prompts behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,13 @@ class SchedulerOptions:
         512  # prompt tokens of one pack: enough to fill a device, little enough to decode beside
     )
     look_ahead: int = 256  # records read ahead, so that like lengths can share a micro-batch
-    depth: int = 4  # packs of a micro-batch on their way at most; the plan's, or less
+    depth: int = DEPTH  # packs of a micro-batch on their way at most; the plan's, or less
 
     def __post_init__(self) -> None:
         if not 1 <= self.micro_batches <= self.slots:
             raise ValueError(f"{self.slots} slots do not make {self.micro_batches} micro-batches")
         if self.prefill_tokens < 1 or self.look_ahead < 1 or self.depth < 1:
             raise ValueError("prefill_tokens, look_ahead and depth are at least 1")
-
-    @property
-    def largest_need(self) -> int:
-        """The longest sequence, prompt and answer together, that fits when it has the arena to itself."""
-        return equal_shares(self.cells, 1)[0][1]
 
 
 class Scheduler:
@@ -80,7 +76,7 @@ class Scheduler:
 
     def offer(self, sequence: Sequence) -> None:
         """Take a sequence. Raises: RecordError `does_not_fit` when no arena share could ever hold it."""
-        largest = self._options.largest_need
+        largest = self._seating.largest_need
         if sequence.need > largest:
             raise RecordError(
                 "does_not_fit",

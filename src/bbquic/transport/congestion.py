@@ -195,7 +195,7 @@ class RateController(QuicCongestionControl):
     def _begin_busy_period(self, now: float) -> None:
         self._busy_bytes = 0
         if self.phase is Phase.LONG:
-            self._follow_link(is_new=True)
+            self._follow_link()
         self._update()
 
     def _longest_pause(self) -> float:
@@ -251,12 +251,12 @@ class RateController(QuicCongestionControl):
         self._transfer.begin(now, rate, is_rough=is_measured and self.link.clarity < UNCLEAR)
         self.phase = Phase.LONG
 
-    def _follow_link(self, *, is_new: bool = False) -> None:
-        """Start the next burst from the receiver's measurement, if there is one; `is_new`: it begins now."""
+    def _follow_link(self) -> None:
+        """Start the next burst from the receiver's measurement, if there is one."""
         rate = self.link.rate
         if rate is None:
             return  # a long transfer's own figure goes on
-        if self.phase is Phase.LONG and self.bytes_in_flight > 0 and not is_new:
+        if self.phase is Phase.LONG and self.bytes_in_flight > 0:
             return  # acknowledgements know better by now
         if rate < NO_BOTTLENECK and self.link.clarity >= UNCLEAR:
             self.phase = Phase.BURST
