@@ -33,8 +33,8 @@ class Codec(IntEnum):
     """How a tensor's bytes are laid out."""
 
     RAW = 0  # as they are
-    H8 = 1  # exponents Huffman coded
-    REC = 2  # the same, relative to each channel's usual exponent
+    H8 = 1  # upper bytes Huffman coded
+    REC = 2  # exponents Huffman coded, relative to each channel's usual one
     P = 3  # the paper's: upper bytes and lower bytes, both zstd level 3
 
 

@@ -40,20 +40,20 @@ WIDTHS = {"float32": Width.FLOAT32, "bfloat16": Width.BFLOAT16, "float16": Width
 def split(bits: Bits, width: Width, shifts: Bits | None) -> tuple[U8, U8]:
     """High lane [T * D] and low lane [T * D * low_bytes]; `shifts` [D] are taken off first (`table`).
 
-    bfloat16: exponent; mantissa and sign. float16: the upper byte; the lower. float32: exponent; the lower
-    two bytes of all values, then mantissa's upper seven bits and sign.
+    float16, and bfloat16 without shifts: the upper byte; the lower, which is the cheapest to take apart and
+    to join. bfloat16 with shifts: exponent; mantissa and sign. float32: exponent; the lower two bytes of all
+    values, then mantissa's upper seven bits and sign.
     """
-    if width is Width.FLOAT16:
+    if width is Width.FLOAT16 or (width is Width.BFLOAT16 and shifts is None):
         shifted = bits if shifts is None else bits - shifts
         return (shifted >> 8).astype(np.uint8).reshape(-1), shifted.astype(np.uint8).reshape(-1)
     if width is Width.BFLOAT16:
-        high, low = (bits >> 7).astype(np.uint8), ((bits << 1) | (bits >> 15)).astype(np.uint8)
+        high, low = (bits >> 7).astype(np.uint8), _turned_left(bits).astype(np.uint8)
     else:
         high = (bits >> 23).astype(np.uint8)
         low = np.empty(3 * bits.size, np.uint8)
         low[: 2 * bits.size].view(np.uint16)[:] = bits.reshape(-1)  # narrowing: the lower half
-        upper = (bits >> 16).astype(np.uint16).reshape(-1)
-        low[2 * bits.size :] = (upper << 1) | (upper >> 15)
+        low[2 * bits.size :] = _turned_left((bits >> 16).astype(np.uint16).reshape(-1))
     if shifts is not None:
         high -= shifts
     return high.reshape(-1), low.reshape(-1)
@@ -61,20 +61,40 @@ def split(bits: Bits, width: Width, shifts: Bits | None) -> tuple[U8, U8]:
 
 def join(high: U8, low: U8, width: Width, shifts: Bits | None, shape: tuple[int, int]) -> Bits:
     """What `split` took apart: bits of `shape`."""
-    if width is Width.FLOAT16:
-        bits = (high.astype(np.uint16) << 8) | low
-        bits = bits.reshape(shape)
+    if width is Width.FLOAT16 or (width is Width.BFLOAT16 and shifts is None):
+        bits = _paired(high, low).reshape(shape)
         return bits if shifts is None else bits + shifts
     if shifts is not None:
         high = (high.reshape(shape) + shifts).reshape(-1)
     if width is Width.BFLOAT16:
-        turned = (high.astype(np.uint16) << 8) | low
-        return ((turned >> 1) | (turned << 15)).reshape(shape)
+        return _turned_right(_paired(high, low)).reshape(shape)
     count = high.size
-    turned = (high.astype(np.uint16) << 8) | low[2 * count :]
-    upper = (turned >> 1) | (turned << 15)
+    upper = _turned_right(_paired(high, low[2 * count :]))
     lower = np.frombuffer(low[: 2 * count].tobytes(), np.uint16)  # the lane may lie at an odd address
     return ((upper.astype(np.uint32) << 16) | lower).reshape(shape)
+
+
+def _paired(high: U8, low: U8) -> Bits:
+    """16 bits a value of two lanes' bytes; in place, since a fresh array costs more than the operation."""
+    bits = high.astype(np.uint16)
+    bits <<= 8
+    bits |= low
+    return bits
+
+
+def _turned_left(bits: Bits) -> Bits:
+    """The sign, the top bit, goes to the bottom: behind the mantissa."""
+    turned = bits << 1
+    turned |= bits >> 15
+    return turned
+
+
+def _turned_right(bits: Bits) -> Bits:
+    """The sign comes back; `bits` is used up."""
+    sign = bits << 15
+    bits >>= 1
+    bits |= sign
+    return bits
 
 
 def byte_split(bits: Bits) -> tuple[U8, U8]:
