@@ -1,0 +1,259 @@
+"""What a layout costs: the paper's equations 1 to 4 as corrected, and the circulating pipeline. Pure.
+
+Symbols: b rows (sequences) of a micro-batch, T tokens of a pack, L_i blocks of stage i, K of a stage's slots
+with their KV in host memory, α = K / slots. `docs/planning.md` has a section for each equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bbquic.plan.breakeven import Way
+from bbquic.plan.cluster import CodecSpeed, JobShape, LinkProfile, ModelSizes, NodeProfile
+from bbquic.units import Bytes, BytesPerSecond, Seconds
+
+WIRE = 1.055  # bytes of IP packets for each byte of a message: headers and tags in datagrams of 1200 bytes
+ROW_BYTES = 24  # of a row's description in a pack, and of its token on the way back
+RAW = CodecSpeed(1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a pack carries: decode rows and their mean context, prompt tokens beside them and theirs."""
+
+    rows: float
+    context: float
+    prompt_tokens: float = 0.0
+    prompt_context: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """T."""
+        return self.rows + self.prompt_tokens
+
+
+def load_of(job: JobShape, batch: int, micro_batches: int) -> Load:
+    """The average pack of a micro-batch: b decode rows, and b · P / s̄ tokens of prompts (architecture §4)."""
+    rows = min(batch, job.sequences) / micro_batches
+    return Load(rows, job.prompt + job.output / 2, rows * job.prompt / job.output, job.prompt / 2)
+
+
+# Compute.
+
+
+def block_time(node: NodeProfile, rows: float, context: float, alpha: float = 0.0) -> Seconds:
+    """Equation 2, as printed: t_mlp + (1 - α) t_attn^gpu + α t_attn^cpu, one after the other.
+
+    Raises: ValueError for α > 0 on a node that offers no attention in host memory.
+    """
+    device = (1 - alpha) * node.attention(rows, context)
+    return Seconds(node.mlp(rows) + device + alpha * _host_attention(node, rows, context, alpha))
+
+
+def _host_attention(node: NodeProfile, rows: float, context: float, alpha: float) -> float:
+    if alpha == 0:
+        return 0.0
+    if node.attention_host is None:
+        raise ValueError(f"{node.name} does not compute attention in host memory")
+    return node.attention_host(rows, context)
+
+
+def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> Seconds:
+    """The same where the CPU's attention runs beside the device's, with a pack's prompts in it.
+
+    t_mlp(T) + max(t_attn^gpu((1 - α) b), t_attn^cpu(α b)) + t_attn^gpu(prompts).
+    """
+    device = node.attention((1 - alpha) * load.rows, load.context)
+    host = 0.0
+    if alpha > 0:
+        if node.attention_host is None:
+            raise ValueError(f"{node.name} does not compute attention in host memory")
+        host = node.attention_host(alpha * load.rows, load.context)
+    prompts = node.attention(load.prompt_tokens, load.prompt_context)
+    return Seconds(node.mlp(load.tokens) + max(device, host) + prompts)
+
+
+def ends_time(node: NodeProfile, load: Load, *, embeds: bool, heads: bool) -> Seconds:
+    """What the first stage's embedding and the last one's norm, head and choice take."""
+    return Seconds((node.embed(load.tokens) if embeds else 0.0) + (node.head(load.rows) if heads else 0.0))
+
+
+# Hops.
+
+
+def communication_time(link: LinkProfile, size: float) -> Seconds:
+    """Equation 3: λ + B · d / B_net, of `size` = B · d bytes."""
+    return Seconds(link.delay + size / link.rate)
+
+
+def serialisation(link: LinkProfile, size: float, ratio: float = 1.0) -> Seconds:
+    """s: how long a message of `size` bytes, compressed to `ratio` of them, keeps a link."""
+    return Seconds(size * ratio * WIRE / link.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class HopTime:
+    """A hop for one pack: `busy` of its slowest resource, `passes` of all that it adds to the loop."""
+
+    busy: Seconds
+    passes: Seconds
+
+
+def hop_time(sender: NodeProfile, receiver: NodeProfile, link: LinkProfile, size: float, way: Way) -> HopTime:
+    """Copies, codec at both ends, wire and distance of a tensor of `size` bytes.
+
+    Resources are the sender's outbound lane (copy, encode), the link, the receiver's inbound lane (decode,
+    copy). λ occupies none of them. Infinite where an end does not know the codec.
+    """
+    ends = codec_of(sender, way), codec_of(receiver, way)
+    if ends[0] is None or ends[1] is None:
+        return HopTime(Seconds(float("inf")), Seconds(float("inf")))
+    out = copy_time(size, sender.to_host) + size * ends[0].encode
+    wire = serialisation(link, size, ends[0].ratio)
+    into = size * ends[1].decode + copy_time(size, receiver.to_device)
+    return HopTime(Seconds(max(out, wire, into)), Seconds(out + wire + link.delay + into))
+
+
+def codec_of(node: NodeProfile, way: Way) -> CodecSpeed | None:
+    return RAW if way is Way.RAW else node.codecs.get(way)
+
+
+def copy_time(size: float, rate: BytesPerSecond | None) -> Seconds:
+    return Seconds(0.0 if rate is None else size / rate)
+
+
+def leg_time(link: LinkProfile | None, load: Load) -> Seconds:
+    """An outer leg: token ids and rows' descriptions. None: coordinator and stage are one machine."""
+    if link is None:
+        return Seconds(0.0)
+    return Seconds(link.delay + (4 * load.tokens + ROW_BYTES * load.rows) * WIRE / link.rate)
+
+
+# Objectives.
+
+
+def serial_throughput(batch: float, compute: Iterable[float], communication: Iterable[float]) -> float:
+    """Equation 1, corrected: tokens/s = B / Σ (T_comp + T_comm); a step commits B tokens, not B · s."""
+    return batch / (sum(compute) + sum(communication))
+
+
+def pipeline_throughput(
+    batch: float, micro_batches: int, compute: Sequence[float], communication: Sequence[float]
+) -> float:
+    """Equation 4, corrected: tokens/s = B / ((M + n - 1) · max_i max(T_comp(i), T_comm(i))).
+
+    Times are a micro-batch's; n is the number of stages used. `communication` has one hop less, or as many
+    where the way back from the last stage is counted.
+    """
+    cycle = max(*compute, *communication) if communication else max(compute)
+    return batch / ((micro_batches + len(compute) - 1) * cycle)
+
+
+def circulating_step(micro_batches: int, cycle: float, loop: float) -> Seconds:
+    """Architecture §4: step = max(M · cycle, loop)."""
+    return Seconds(max(micro_batches * cycle, loop))
+
+
+def steady_time(job: JobShape, batch: int, step: float) -> Seconds:
+    """The objective: a job's time at its steady pace, N · s̄ / B steps. A batch above N is N."""
+    return Seconds(job.sequences * job.output / min(batch, job.sequences) * step)
+
+
+# Memory.
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """How memory is used: the share of what is free that a plan may take, and the largest pack in tokens."""
+
+    share: float = 0.9
+    pack_tokens: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes on a stage's device, and of KV in its host memory."""
+
+    weights: Bytes
+    kv: Bytes
+    workspace: Bytes
+    buffers: Bytes
+    host_kv: Bytes = Bytes(0)
+
+    @property
+    def device(self) -> Bytes:
+        return Bytes(self.weights + self.kv + self.workspace + self.buffers)
+
+
+def weights_bytes(model: ModelSizes, blocks: int, *, embeds: bool, heads: bool) -> Bytes:
+    ends = (model.embed_weights if embeds else 0) + (model.head_weights if heads else 0)
+    if embeds and heads and model.tied:
+        ends -= model.embed_weights
+    return Bytes(blocks * model.block_weights + ends)
+
+
+def workspace_bytes(model: ModelSizes, tokens: int, rows: int, *, heads: bool) -> Bytes:
+    """Activations of the largest pack in one block at a time, and float32 logits twice on the last stage."""
+    activations = tokens * (6 * model.hidden + 3 * model.intermediate) * model.value_bytes
+    return Bytes(activations + (8 * rows * model.vocabulary if heads else 0))
+
+
+def buffer_bytes(model: ModelSizes, tokens: int) -> Bytes:
+    """Codec and staging: packs in the lanes' queues (two each, in and out), and one at either codec."""
+    return Bytes(6 * tokens * model.hidden * model.value_bytes)
+
+
+def offloaded_slots(
+    node: NodeProfile,
+    model: ModelSizes,
+    options: MemoryOptions,
+    *,
+    blocks: int,
+    batch: int,
+    slot: int,
+    rest: int,
+) -> int | None:
+    """K: how many of a stage's slots keep their KV in host memory; None where that does not hold them either.
+
+    `rest` is what weights, workspace and buffers take.
+    """
+    each = blocks * slot * model.kv_bytes
+    room = int(node.memory * options.share) - rest
+    if room < 0:
+        return None
+    on_host = max(0, batch - room // each)
+    if on_host == 0:
+        return 0
+    fits = (
+        node.offloads
+        and node.attention_host is not None
+        and on_host * each <= node.host_memory * options.share
+    )
+    return on_host if fits else None
+
+
+def stage_memory(
+    node: NodeProfile,
+    model: ModelSizes,
+    options: MemoryOptions,
+    *,
+    blocks: int,
+    batch: int,
+    rows: int,
+    slot: int,
+    embeds: bool,
+    heads: bool,
+) -> tuple[StageMemory, int] | None:
+    """A stage's memory and its K; None where it does not fit. `rows` are a micro-batch's."""
+    tokens = options.pack_tokens + rows
+    weights = weights_bytes(model, blocks, embeds=embeds, heads=heads)
+    workspace = workspace_bytes(model, tokens, rows, heads=heads)
+    buffers = buffer_bytes(model, tokens)
+    rest = weights + workspace + buffers
+    on_host = offloaded_slots(node, model, options, blocks=blocks, batch=batch, slot=slot, rest=rest)
+    if on_host is None:
+        return None
+    each = blocks * slot * model.kv_bytes
+    memory = StageMemory(weights, Bytes((batch - on_host) * each), workspace, buffers, Bytes(on_host * each))
+    return memory, on_host
