@@ -13,7 +13,7 @@ from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import CodecSpeed, JobShape, LinkProfile, ModelSizes, NodeProfile
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
-WIRE = 1.055  # bytes of IP packets for each byte of a message: headers and tags in datagrams of 1200 bytes
+WIRE = 1.031  # bytes of datagrams, which a link's rate counts, for each byte of a message: headers and tags
 ROW_BYTES = 24  # of a row's description in a pack, and of its token on the way back
 RAW = CodecSpeed(1.0, 0.0, 0.0)
 
