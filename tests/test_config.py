@@ -37,6 +37,11 @@ def test_peers_are_read_in_the_order_of_the_file(tmp_path: Path) -> None:
     assert peers["laptop"].keys == (B,)
 
 
+def test_a_price_is_kept_of_those_who_have_one(tmp_path: Path) -> None:
+    peers = load_peers(write(tmp_path, peer("a", A, "price = 0.45") + peer("b", B) + peer("c", C, "price = 0")))
+    assert peers.prices == {"a": 0.45, "c": 0.0}
+
+
 def test_a_peer_may_have_two_keys(tmp_path: Path) -> None:
     content = f'[[peer]]\nname = "a"\nkeys = ["{A}", "{B}"]\n'
     assert load_peers(write(tmp_path, content))["a"].keys == (A, B)
@@ -67,6 +72,10 @@ def test_a_peer_may_have_two_keys(tmp_path: Path) -> None:
         (peer("a", A, "may = 'coordinate'"), "peer a: may must be a list of strings"),
         (peer("a", A, "may = ['rule']"), "peer a: a may not 'rule'"),
         (peer("a", A, "adress = 'h:1'"), "peer a: unknown key 'adress'"),
+        (peer("a", A, "price = '1 $'"), "peer a: price must be dollars an hour"),
+        (peer("a", A, "price = -1"), "peer a: price must be dollars an hour"),
+        (peer("a", A, "price = inf"), "peer a: price must be dollars an hour"),
+        (peer("a", A, "price = true"), "peer a: price must be dollars an hour"),
         (peer("a", A) + peer("a", B), "peer a: this name is taken"),
         (peer("a", A) + peer("b", A), f"peer b: keys: {A} is also a's"),
         (peer("a", A, 'address = "h:1"') + peer("b", B, 'address = "h:1"'), "peer b: address is also a's"),

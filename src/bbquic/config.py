@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bbquic.errors import ConfigError
 from bbquic.transport.identity import Fingerprint, Identity, Peer, find_peer, load_identity
 
-PEER_KEYS = frozenset({"name", "address", "keys", "may"})
+PEER_KEYS = frozenset({"name", "address", "keys", "may", "price"})
 NEW_KEY_HINT = "make a key with `bbquic certs new NAME` and paste the entry it prints into peers.toml"
 
 
@@ -21,6 +22,7 @@ class Peers(Mapping[str, Peer]):
 
     path: Path
     by_name: dict[str, Peer]
+    prices: Mapping[str, float] = field(default_factory=dict)  # dollars an hour, of those that have one
 
     def __getitem__(self, name: str) -> Peer:
         return self.by_name[name]
@@ -47,13 +49,16 @@ def load_peers(path: Path) -> Peers:
     if not entries:
         raise ConfigError(f"{path} names no peer", hint=NEW_KEY_HINT)
     by_name: dict[str, Peer] = {}
+    prices: dict[str, float] = {}
     for number, entry in enumerate(entries, start=1):
         name = entry.get("name")
         where = f"{path}: peer {name}" if isinstance(name, str) else f"{path}: peer number {number}"
         peer = _peer(where, entry)
         _refuse_duplicate(where, peer, by_name.values())
         by_name[peer.name] = peer
-    return Peers(path, by_name)
+        if "price" in entry:
+            prices[peer.name] = _price(where, entry["price"])
+    return Peers(path, by_name, prices)
 
 
 def find_identity(peers: Peers, certs_dir: Path, key: Path | None = None) -> tuple[Identity, Peer]:
@@ -123,6 +128,14 @@ def _peer(where: str, entry: dict[str, Any]) -> Peer:
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _price(where: str, value: object) -> float:
+    """Dollars an hour."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < math.inf:
+        raise ConfigError(f"{where}: price must be dollars an hour, not {value!r}", hint="price = 0.45")
+    return float(value)
 
 
 def _strings(where: str, entry: dict[str, Any], key: str) -> list[str]:
