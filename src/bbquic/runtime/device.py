@@ -18,6 +18,8 @@ import torch
 from bbquic.runtime.pool import BufferPool
 from bbquic.units import Bytes, Seconds
 
+Buffer = bytes | memoryview
+
 NOTHING_ELSE = nullcontext()
 ALIGNMENT = 64  # bytes; where a tensor begins in a buffer that holds several
 REBASE = 5.0  # s; events are timed in float32 milliseconds, which are microseconds for so long
@@ -65,8 +67,10 @@ class Device(Protocol):
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         """In a lane's context: it uses these, which another lane made, so their memory stays theirs."""
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[bytes]:
-        """Outbound: tensors as bytes on the host, once they are computed; each is copied once there."""
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
+        """Outbound: tensors as bytes on the host, once they are computed; each is copied once there at most.
+
+        They may be the tensors' own memory, which nobody may write to afterwards."""
 
 
 class HostDevice:
@@ -90,14 +94,14 @@ class HostDevice:
         return now()
 
     def bring(self, data: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
-        is_ours = isinstance(data, memoryview) and not data.readonly  # a decoded tensor: nobody else has it
+        is_ours = isinstance(data, memoryview) and not data.readonly  # as it was received, or decoded
         return torch.frombuffer(data if is_ours else bytearray(data), dtype=dtype)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         pass
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[bytes]:
-        return [_flat(tensor).numpy().tobytes() for tensor in tensors]
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
+        return [_flat(tensor).numpy().data.toreadonly() for tensor in tensors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,7 @@ class CudaDevice:
         for tensor in tensors:
             tensor.record_stream(stream)
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
         self.hold(tensors)
         flat = [_flat(tensor) for tensor in tensors]
         places, end = [], 0
@@ -170,7 +174,7 @@ class CudaDevice:
         for one, place in zip(flat, places, strict=True):
             lease.buffer[place].copy_(one, non_blocking=True)
         _event().synchronize()
-        taken = [lease.buffer[place].numpy().tobytes() for place in places]
+        taken: list[Buffer] = [lease.buffer[place].numpy().tobytes() for place in places]
         self.pinned_out.give_back(lease)
         if time.monotonic() - self._base.at > REBASE:
             self._base = _base()

@@ -17,7 +17,7 @@ from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
-from bbquic.runtime.device import Device, Moment, device_for
+from bbquic.runtime.device import Buffer, Device, Moment, device_for
 from bbquic.runtime.protocol import PackHeader, Stage
 from bbquic.units import Bytes, Seconds
 
@@ -224,7 +224,7 @@ class ModelWorker:
         return Output(tokens, b"", on_host)
 
     def _tokens(
-        self, pack: PackHeader, choice: Choice, finite: bytes, ids: bytes, sampled: bytes
+        self, pack: PackHeader, choice: Choice, finite: Buffer, ids: Buffer, sampled: Buffer
     ) -> tuple[int, ...]:
         logits = np.frombuffer(sampled, dtype=np.float32)  # [K V]
         rows = logits.reshape(choice.tensors[2].shape)

@@ -171,7 +171,7 @@ class MessageDecoder:
     def finish_untrusted(self, arrived: float | None = None) -> Message:
         """The message, once its stream has ended; `arrived` is put in it as it is.
 
-        Its body is a read-only view of memory nobody else has.
+        Its body is a view of memory nobody else has.
         """
         if self._kind is None:
             raise RemoteProtocolError(
@@ -183,7 +183,7 @@ class MessageDecoder:
             raise RemoteProtocolError(
                 f"a {self._name} message ended after {have} of its {expected} bytes of header and body"
             )
-        body = memoryview(self._body).toreadonly() if self._body else b""
+        body = memoryview(self._body) if self._body else b""
         return Message(self._kind, bytes(self._header), body, arrived=arrived)
 
     @property
