@@ -1,4 +1,4 @@
-"""Which blocks each node holds: contiguous ranges, in the order of the nodes."""
+"""Splits that need no measurement: contiguous ranges in the order of the nodes, and the KV they leave."""
 
 from __future__ import annotations
 
