@@ -1,4 +1,4 @@
-"""A coordinator on the node of the first stage: it works for a command that is too far away to sit in the loop."""
+"""A coordinator on the first stage's node: it works for a command that is too far away to sit in the loop."""
 
 from __future__ import annotations
 

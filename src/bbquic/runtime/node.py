@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from bbquic.errors import BBQuicError, ConnectionLost, PlanRefused, RemoteProtocolError
@@ -273,9 +274,7 @@ class Node:
             async with owned_tasks() as tasks:
                 tasks.create_task(service.run(self._device))
                 if job.hosting is not None:
-                    tasks.create_task(
-                        job.hosting.run(lambda channel, message: self._handle(channel, message, tasks))
-                    )
+                    tasks.create_task(job.hosting.run(partial(self._handle, tasks=tasks)))
         except BBQuicError as error:
             logger.warning("job %s ended: %s", job.plan.job, error.message)
         finally:

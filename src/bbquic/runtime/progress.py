@@ -1,4 +1,4 @@
-"""What a coordinator tells about its loop: one frozen snapshot, the same in its process and over the network."""
+"""What a coordinator tells about its loop: one frozen snapshot, the same here and over the network."""
 
 from __future__ import annotations
 
