@@ -9,10 +9,12 @@ from typing import Any
 from bbquic.errors import PlanRefused
 from bbquic.runtime.device import now
 from bbquic.runtime.protocol import PackHeader, PlanHeader, Stage
+from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.stage import Computed, Output, Staged, StageWorker
 from bbquic.units import Bytes
 from bench.stand_in.activations import SHORT, Pool
 from bench.stand_in.bounds import BYTES_PER_VALUE
+from bench.stand_in.coordinator import NoText
 from bench.stand_in.cost import MODEL, CostTable, StandIn
 
 
@@ -115,3 +117,6 @@ class StandInLoader:
             pool = self._pool = Pool(plan.dtype, wanted.hidden, wanted.most_rows)
         embeds, heads = stage == plan.stages[0], stage == plan.stages[-1]
         return StandInWorker(stage, pool, wanted.cost, embeds=embeds, heads=heads)
+
+    def text(self, plan: PlanHeader, report: Callable[[str], None]) -> TextStreamFactory:
+        return NoText

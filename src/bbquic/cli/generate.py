@@ -25,7 +25,7 @@ from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
 from bbquic.runtime.generate import generate as run_generate
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.job import JobFile
-from bbquic.runtime.layout import LayoutOptions
+from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions
 from bbquic.runtime.local import LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.record import Defaults
@@ -95,6 +95,10 @@ def generate(
     codec: Annotated[
         CodecMode, typer.Option(help="How hops are compressed; auto: only where measurements say it pays.")
     ] = CodecMode.AUTO,
+    coordinator: Annotated[
+        CoordinatorPlace,
+        typer.Option(help="Where the loop begins and ends: in this process, or on the first stage's node."),
+    ] = CoordinatorPlace.AUTO,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
     trace: Annotated[
@@ -122,9 +126,10 @@ def generate(
         kv_tokens=kv_tokens,
         dtype=dtype,
         codec=codec,
+        coordinator=coordinator,
     )
-    held = _open_model(model)
     options = RunOptions(layout=layout, prefill_tokens=prefill_tokens, trace=trace)
+    held = _open_model(model)
     take_short_turns()
     statistics = asyncio.run(_run(cluster, model, held, job, target, options))
     if statistics is None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from bbquic.errors import (
     ConnectionLost,
@@ -20,6 +21,7 @@ from bbquic.errors import (
 from bbquic.runtime.cluster import StageLink
 from bbquic.runtime.heartbeat import INTERVAL, Pulse
 from bbquic.runtime.observer import LoopObserver, Recorder
+from bbquic.runtime.progress import LoopEnd, LoopStatistics, StageProgress
 from bbquic.runtime.protocol import (
     FailedHeader,
     PackHeader,
@@ -47,6 +49,20 @@ class Unanswerable:
 
 Outcome = Completion | Unanswerable
 Sink = Callable[[Items[Outcome]], Awaitable[None]]
+
+
+class JobLoop(Protocol):
+    """The coordinator's role, wherever it runs: here (`Coordinator`), or on the first stage's node
+    (`remote.RemoteCoordinator`)."""
+
+    async def run(self, requests: AsyncIterator[Request], sink: Sink) -> None:
+        """Answer every request; `sink` gets each outcome exactly once, and is awaited.
+
+        Raises: StageFailed, ConnectionLost, Stalled, PlanRefused; what `requests` or `sink` raise.
+        """
+
+    def statistics(self) -> LoopStatistics:
+        """The loop so far; it may be asked before and after the run, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +126,7 @@ class Coordinator:
         self._outcomes: asyncio.Queue[Items[Outcome] | None] = asyncio.Queue(256)
 
     async def run(self, requests: AsyncIterator[Request], sink: Sink) -> None:
-        """Answer every request; `sink` gets each outcome exactly once, and is awaited.
-
-        Raises: StageFailed, ConnectionLost, Stalled, PlanRefused; what `requests` or `sink` raise.
-        """
+        """See `JobLoop.run`."""
         async with owned_tasks() as tasks:
             watchers = [
                 tasks.create_task(self._listen(place, link)) for place, link in enumerate(self._links)
@@ -131,9 +144,21 @@ class Coordinator:
             for watcher in watchers:
                 watcher.cancel()
 
-    @property
-    def in_flight_sequences(self) -> int:
-        return self._scheduler.live
+    def statistics(self) -> LoopStatistics:
+        """See `JobLoop.statistics`."""
+        observer = self.observer
+        return LoopStatistics(
+            stages=tuple(StageProgress(one.link.stage, one.pulse.report) for one in self.stages),
+            sums=observer.sums,
+            prompt_tokens=self.counters.prompt_tokens,
+            generated_tokens=self.counters.generated_tokens,
+            in_flight_sequences=self._scheduler.live,
+            spent=observer.spent,
+            first_tokens=observer.first_tokens.first_tokens(),
+            waiting_for=self.waiting_for(),
+            to_first=LoopEnd.sent(self._links[0].channel.statistics()),
+            from_last=LoopEnd.received(self._links[-1].channel.statistics()),
+        )
 
     def preempt(self, line: int) -> bool:
         """Drop the KV of a job's line; it is rebuilt from its tokens. False when the line holds no slot."""

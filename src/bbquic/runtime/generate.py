@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bbquic.errors import BBQuicError
+from bbquic.errors import BBQuicError, ConfigError
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.tokenizer import StreamDecoder
@@ -23,11 +23,13 @@ from bbquic.runtime.cluster import (
     new_job_id,
     release,
 )
-from bbquic.runtime.coordinator import Coordinator, CoordinatorOptions
+from bbquic.runtime.coordinator import Coordinator, CoordinatorOptions, JobLoop
 from bbquic.runtime.job import JobFile
-from bbquic.runtime.layout import LayoutOptions, for_stage, make_plan
+from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, make_plan
 from bbquic.runtime.monitor import Monitor
+from bbquic.runtime.observer import Recorder
 from bbquic.runtime.protocol import PlanHeader
+from bbquic.runtime.remote import RemoteCoordinator
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.source import RecordSource
 from bbquic.runtime.telemetry import JobStatistics
@@ -49,6 +51,14 @@ class RunOptions:
     coordinator: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     deadlines: ClusterDeadlines = field(default_factory=ClusterDeadlines)
     trace: Path | None = None  # where a Chrome trace of the run goes
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError where no trace can be written."""
+        if self.trace is not None and self.layout.coordinator is CoordinatorPlace.STAGE:
+            raise ConfigError(
+                "a trace is made by the coordinator, which is to run on another machine",
+                hint="leave out --trace, or say --coordinator here",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +115,11 @@ async def generate(
             directory = model.directory
             source = RecordSource(job, answers, directory.tokenizer, context_length=directory.context_length)
             with _traced(options.trace, plan, report) as recorder:
-                coordinator = Coordinator(
-                    links,
-                    plan,
-                    Scheduler(_scheduling(plan, options)),
-                    ends=directory.eos,
-                    text=lambda: StreamDecoder(directory.tokenizer),
-                    options=options.coordinator,
-                    recorder=recorder,
-                )
-                monitor = Monitor(source, coordinator, total=total)
+                loop = job_loop(links, plan, directory, options, recorder)
+                monitor = Monitor(source, loop, total=total)
                 try:
                     async with watch(monitor.snapshot), aclosing(source.requests()) as requests:
-                        await coordinator.run(requests, source.keep)
+                        await loop.run(requests, source.keep)
                 except BBQuicError as error:
                     error.hint = error.hint or resume_hint(output)
                     raise
@@ -126,6 +128,28 @@ async def generate(
             return monitor.whole_run()
         finally:
             answers.close()
+
+
+def job_loop(
+    links: Sequence[StageLink],
+    plan: PlanHeader,
+    directory: ModelDirectory,
+    options: RunOptions,
+    recorder: Recorder | None = None,
+) -> JobLoop:
+    """The coordinator where the plan wants it: in this process, or on the first stage's node."""
+    work, ends = _scheduling(plan, options), directory.eos
+    if plan.coordinator is not None:
+        return RemoteCoordinator(links, plan, work, ends=ends, options=options.coordinator)
+    return Coordinator(
+        links,
+        plan,
+        Scheduler(work),
+        ends=ends,
+        text=lambda: StreamDecoder(directory.tokenizer),
+        options=options.coordinator,
+        recorder=recorder,
+    )
 
 
 def _scheduling(plan: PlanHeader, options: RunOptions) -> SchedulerOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -22,6 +23,14 @@ HEAD_SHARE = 0.6  # of a block's time goes into its weights, as measured on a CP
 DEFAULT_SLOT = 4096  # tokens a slot is given room for, where memory and context allow
 
 
+class CoordinatorPlace(StrEnum):
+    """Where a job's loop begins and ends."""
+
+    AUTO = "auto"  # in the command's process
+    HERE = "here"
+    STAGE = "stage"  # on the first stage's node, so that a command far away is not in the loop
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutOptions:
     """What a user may decide; None leaves it to the figures."""
@@ -30,6 +39,7 @@ class LayoutOptions:
     micro_batches: int | None = None  # None: one a stage, so that every stage has work
     depth: int = DEPTH  # packs of a micro-batch on their way at most
     codec: CodecMode = CodecMode.AUTO  # of every hop
+    coordinator: CoordinatorPlace = CoordinatorPlace.AUTO
     split: tuple[int, ...] | None = None  # blocks a node; None: even, the head counted as some more
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
@@ -86,6 +96,7 @@ def make_plan(
         options.depth,
         manifest,
         options.codec.value,
+        stages[0].node if options.coordinator is CoordinatorPlace.STAGE else None,
     )
     return msgspec.structs.replace(plan, cells=_cells(plan, directory, nodes, options))
 

@@ -15,9 +15,11 @@ from bbquic.model.directory import ModelDirectory
 from bbquic.model.fetch import fetch_model
 from bbquic.model.manifest import compare, manifest_of
 from bbquic.model.registry import KNOWN, ModelMissing, resolve_model
+from bbquic.model.tokenizer import StreamDecoder
 from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.protocol import PlanHeader, Stage
+from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.stage import ModelWorker, StageWorker
 from bbquic.units import Bytes
 
@@ -73,6 +75,12 @@ class DiskLoader:
         model = self._model(plan, stage, report, embeds=embeds, heads=heads)
         report("reserving KV memory")
         return ModelWorker(stage, model, self._arena(plan, stage, model), embeds=embeds, heads=heads)
+
+    def text(self, plan: PlanHeader, report: Callable[[str], None]) -> TextStreamFactory:
+        """Raises: ModelError where the model or its tokenizer cannot be opened."""
+        tokenizer = self._store.open(plan.model, report).tokenizer
+        StreamDecoder(tokenizer)  # raises here, and not in mid-run, on a tokenizer it cannot follow
+        return lambda: StreamDecoder(tokenizer)
 
     def _model(
         self, plan: PlanHeader, stage: Stage, report: Callable[[str], None], *, embeds: bool, heads: bool

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from bbquic.runtime.accounting import Loop, LoopSums, is_known
-from bbquic.runtime.coordinator import Coordinator, StageActivity
+from bbquic.runtime.coordinator import JobLoop
 from bbquic.runtime.limits import (
     COORDINATOR,
     Cause,
@@ -17,6 +16,7 @@ from bbquic.runtime.limits import (
     link_load,
     stage_loads,
 )
+from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.source import RecordSource
 from bbquic.runtime.telemetry import (
     HopStatistics,
@@ -26,41 +26,41 @@ from bbquic.runtime.telemetry import (
     Window,
     remaining_time,
 )
-from bbquic.runtime.timing import Hop, WireLink
-from bbquic.transport.channel import ChannelStatistics
+from bbquic.runtime.timing import Hop
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 WINDOW = Seconds(20.0)  # "lately"
 
 
 class Monitor:
-    """Reads the source's and the coordinator's counters; owns the clocks and the sliding windows."""
+    """Reads the source's counters and the coordinator's; owns the clocks and the sliding windows."""
 
-    def __init__(self, source: RecordSource, coordinator: Coordinator, *, total: int | None) -> None:
+    def __init__(self, source: RecordSource, loop: JobLoop, *, total: int | None) -> None:
         self._source = source
-        self._coordinator = coordinator
-        self._observer = coordinator.observer
+        self._loop = loop
         self._total = total
         self._start = self._now()
         self._prompt = RateMeter(WINDOW, start=self._start)
         self._generated = RateMeter(WINDOW, start=self._start)
         self._seen = (0, 0)
-        self._none = (LoopSums.none(len(coordinator.stages)), Seconds(0.0))
+        self._none = (LoopSums.none(len(loop.statistics().stages)), Seconds(0.0))
         self._window = Window(WINDOW, self._start, self._none)
 
     def snapshot(self) -> JobStatistics:
         """The job as it is, "lately" being the last `WINDOW`."""
-        now = self._now()
-        self._window.add(now, (self._observer.sums, self._observer.spent))
-        return self._snapshot(now, *self._window.before)
+        now, seen = self._now(), self._loop.statistics()
+        self._window.add(now, (seen.sums, Seconds(seen.spent)))
+        return self._snapshot(now, seen, *self._window.before)
 
     def whole_run(self) -> JobStatistics:
         """The same with everything since the start as "lately": what a run leaves to say when it ends."""
-        return self._snapshot(self._now(), self._start, self._none)
+        return self._snapshot(self._now(), self._loop.statistics(), self._start, self._none)
 
-    def _snapshot(self, now: Seconds, since: Seconds, before: tuple[LoopSums, Seconds]) -> JobStatistics:
-        source, counters = self._source, self._coordinator.counters
-        prompt, generated = counters.prompt_tokens, counters.generated_tokens
+    def _snapshot(
+        self, now: Seconds, seen: LoopStatistics, since: Seconds, before: tuple[LoopSums, Seconds]
+    ) -> JobStatistics:
+        source = self._source
+        prompt, generated = seen.prompt_tokens, seen.generated_tokens
         self._prompt.add(now, prompt - self._seen[0])
         self._generated.add(now, generated - self._seen[1])
         self._seen = (prompt, generated)
@@ -70,13 +70,8 @@ class Monitor:
         elapsed = Seconds(now - self._start)
         settled = source.done + failed
         left = None if self._total is None else self._total - settled - source.skipped
-        lately = _Lately(
-            self._coordinator.stages,
-            Seconds(now - since),
-            self._observer.sums,
-            self._observer.sums.since(before[0]),
-            Seconds(self._observer.spent - before[1]),
-        )
+        change = seen.sums.since(before[0])
+        lately = _Lately(seen, Seconds(now - since), change, Seconds(seen.spent - before[1]))
         return JobStatistics(
             done=source.done,
             failed=failed,
@@ -86,15 +81,15 @@ class Monitor:
             generated_tokens=generated,
             tokens_per_second=None if decode is None or read is None else decode + read,
             decode_tokens_per_second=decode,
-            in_flight_sequences=self._coordinator.in_flight_sequences,
+            in_flight_sequences=seen.in_flight_sequences,
             elapsed=elapsed,
             eta=None if left is None else remaining_time(settled, left, elapsed),
-            waiting_for=self._coordinator.waiting_for(),
+            waiting_for=seen.waiting_for,
             failures=tuple(sorted(source.failures.items())),
             hops=lately.hops(),
             stages=lately.stages(),
             loop=lately.loop,
-            first_tokens=self._observer.first_tokens.first_tokens(),
+            first_tokens=seen.first_tokens,
             limit=lately.limit(),
         )
 
@@ -106,25 +101,16 @@ class Monitor:
 class _Lately:
     """The loop over some time: `change` of the sums in `elapsed`, `spent` by the coordinator itself."""
 
-    def __init__(
-        self,
-        activities: Sequence[StageActivity],
-        elapsed: Seconds,
-        sums: LoopSums,
-        change: LoopSums,
-        spent: Seconds,
-    ) -> None:
-        self._activities = activities
+    def __init__(self, seen: LoopStatistics, elapsed: Seconds, change: LoopSums, spent: Seconds) -> None:
+        self._seen = seen
         self._elapsed = elapsed
-        self._sums = sums
         self._change = change
         self._spent = spent
-        self._names = [one.link.stage.node for one in activities]
-        self._to_first = activities[0].link.channel.statistics()
-        self._from_last = activities[-1].link.channel.statistics()
-        reports = [one.pulse.report for one in activities]
+        self._stages = [one.stage for one in seen.stages]
+        self._names = [stage.node for stage in self._stages]
+        reports = [one.report for one in seen.stages]
         between = [None if report is None else report.link for report in reports[:-1]]
-        self._links = [_link_of(self._to_first), *between, None]  # nobody tells us of the way back
+        self._links = [seen.to_first.link, *between, None]  # nobody tells us of the way back
         self._codecs = [
             None if report is None else (report.codec, report.why) for report in (None, *reports[:-1], None)
         ]
@@ -134,13 +120,13 @@ class _Lately:
     def hops(self) -> tuple[HopStatistics, ...]:
         """Coordinator to the first stage, stage to stage, last stage back; each as far as it is known."""
         names = [COORDINATOR, *self._names, COORDINATOR]
-        blocks = [*(_blocks(one) for one in self._activities), None]
+        blocks = [*(f"{one.first}-{one.stop - 1}" for one in self._stages), None]
         return tuple(
             self._hop(place, names[place], names[place + 1], blocks[place]) for place in range(len(blocks))
         )
 
     def stages(self) -> tuple[StageStatistics, ...]:
-        return tuple(self._stage(place) for place in range(len(self._activities)))
+        return tuple(self._stage(place) for place in range(len(self._stages)))
 
     def limit(self) -> str | None:
         limit = limit_of(self._loads(), self.loop, self._names)
@@ -158,14 +144,12 @@ class _Lately:
         return loads
 
     def _hop(self, place: int, source: str, target: str, blocks: str | None) -> HopStatistics:
-        link, so_far, change = self._links[place], self._sums.hops[place], self._change.hops[place]
+        link, so_far, change = self._links[place], self._seen.sums.hops[place], self._change.hops[place]
         mean = None if self.loop is None else self.loop.hops[place]
         rtt, sent, messages = None if link is None else _seconds(link.rtt), so_far.sent, so_far.messages
-        if place == 0:
-            rtt, sent, messages = self._to_first.rtt, self._to_first.bytes_sent, self._to_first.messages_sent
-        elif blocks is None:
-            back = self._from_last
-            rtt, sent, messages = back.rtt, back.bytes_received, back.messages_received
+        if place == 0 or blocks is None:
+            end = self._seen.from_last if place else self._seen.to_first
+            rtt, sent, messages = _seconds(end.rtt), end.traffic, end.messages
         codec, why = self._codecs[place] or (None, None)
         load = link_load("", change.sent, self._elapsed, believed_rate(link))
         return HopStatistics(
@@ -179,7 +163,7 @@ class _Lately:
             link_rate=None if link is None or link.rate is None else BytesPerSecond(link.rate),
             rate_is_lower_bound=link is not None and link.is_lower_bound,
             loss=None if link is None else link.loss,
-            raw=Bytes(so_far.raw) if 0 < place < len(self._activities) else None,
+            raw=Bytes(so_far.raw) if 0 < place < len(self._stages) else None,
             to_wire=None if mean is None else mean.to_wire,
             flight=shown_flight(mean),
             uncertainty=None if mean is None or not is_known(mean) else mean.uncertainty,
@@ -189,7 +173,7 @@ class _Lately:
         )
 
     def _stage(self, place: int) -> StageStatistics:
-        blocks = self._activities[place].link.stage.blocks
+        blocks = self._stages[place].blocks
         split = None if self.loop is None else self.loop.stages[place]
         return StageStatistics(
             node=self._names[place],
@@ -208,16 +192,5 @@ def shown_flight(hop: Hop | None) -> Seconds | None:
     return None if hop is None or not is_known(hop) else Seconds(max(0.0, hop.flight))
 
 
-def _link_of(channel: ChannelStatistics) -> WireLink | None:
-    link = channel.link
-    if link is None:
-        return None
-    return WireLink(link.rate, link.is_lower_bound, channel.rtt, channel.min_rtt, link.loss)
-
-
 def _seconds(value: float | None) -> Seconds | None:
     return None if value is None else Seconds(value)
-
-
-def _blocks(stage: StageActivity) -> str:
-    return f"{stage.link.stage.first}-{stage.link.stage.stop - 1}"

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from bbquic.errors import BBQuicError, ConnectionLost, PlanRefused, RemoteProtocolError
+from bbquic.runtime.coordination import AttachedHeader, AttachHeader, CoordinateHeader, RequestsHeader
+from bbquic.runtime.hosting import Hosting
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.protocol import (
     DescribeHeader,
@@ -23,6 +26,8 @@ from bbquic.runtime.protocol import (
     ReleaseHeader,
     Stage,
 )
+from bbquic.runtime.reach import reach
+from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.service import StageService
 from bbquic.runtime.stage import StageWorker
 from bbquic.runtime.tasks import owned_tasks
@@ -33,8 +38,6 @@ from bbquic.transport.turns import take_usual_turns
 from bbquic.units import Bytes, Seconds
 
 logger = logging.getLogger("bbquic.node")
-
-DIAL_DEADLINE = Seconds(20.0)  # for the next stage of a plan to answer
 
 
 class StageLoader(Protocol):
@@ -50,6 +53,9 @@ class StageLoader(Protocol):
         Raises: BBQuicError saying why this node cannot hold the stage.
         """
 
+    def text(self, plan: PlanHeader, report: Callable[[str], None]) -> TextStreamFactory:
+        """What turns answers into text, for a plan whose coordinator is to run here. Raises: BBQuicError."""
+
 
 @dataclass(slots=True)
 class _Job:
@@ -58,6 +64,7 @@ class _Job:
     plan: PlanHeader
     owner: Channel
     service: StageService | None = None
+    hosting: Hosting | None = None  # where the plan wants the coordinator here
     task: asyncio.Task[None] | None = None
     progress: str = "loading"
 
@@ -118,6 +125,17 @@ class Node:
             case Kind.DESCRIBE:
                 decode_header_untrusted(DescribeHeader, header)
                 await channel.send(Message(Kind.DESCRIPTION, encode_header(self._describe())))
+            case Kind.ATTACH:
+                await self._attach(channel, decode_header_untrusted(AttachHeader, header))
+            case Kind.COORDINATE:
+                how = decode_header_untrusted(CoordinateHeader, header)
+                may = await self._may_coordinate(channel, how.job, "a job to coordinate")
+                if may and await self._holds(channel, how.job, how.epoch):
+                    self._hosting(channel).coordinate_untrusted(how)
+            case Kind.REQUESTS:
+                group = decode_header_untrusted(RequestsHeader, header)
+                if self._serves(group.job, group.epoch):
+                    self._hosting(channel).take_requests_untrusted(group)
             case Kind.PLAN:
                 plan = decode_header_untrusted(PlanHeader, header)
                 if await self._may_coordinate(channel, plan.job, "a plan"):
@@ -143,6 +161,37 @@ class Node:
         hint = f'add may = ["coordinate"] to {name} in peers.toml on {me}'
         await channel.send(Message(Kind.REFUSED, encode_header(RefusedHeader(job, reason, hint))))
         return False
+
+    def _hosting(self, channel: Channel) -> Hosting:
+        """The coordinator that runs here for a channel. Raises: RemoteProtocolError where none does."""
+        job = self._job
+        if job is None or job.hosting is None or job.owner is not channel:
+            raise RemoteProtocolError(f"{self._me.name} does not coordinate for {channel.peer.name} there")
+        return job.hosting
+
+    def _serves(self, job: str, epoch: int) -> bool:
+        """Whether a stage of the job is ready here."""
+        mine = self._job
+        return (
+            mine is not None and mine.service is not None and (mine.plan.job, mine.plan.epoch) == (job, epoch)
+        )
+
+    async def _holds(self, channel: Channel, job: str, epoch: int) -> bool:
+        """The same; if not, the peer is told."""
+        if self._serves(job, epoch):
+            return True
+        reason = f"{self._me.name} has no stage of job {job}"
+        await channel.send(Message(Kind.REFUSED, encode_header(RefusedHeader(job, reason))))
+        return False
+
+    async def _attach(self, channel: Channel, header: AttachHeader) -> None:
+        """Take a channel as the one to the coordinator, and say so."""
+        if await self._holds(channel, header.job, header.epoch):
+            assert self._job is not None
+            assert self._job.service is not None
+            self._job.service.attach(channel)
+            attached = AttachedHeader(header.job, header.epoch)
+            await channel.send(Message(Kind.ATTACHED, encode_header(attached)))
 
     async def _accept_plan(self, channel: Channel, plan: PlanHeader, tasks: asyncio.TaskGroup) -> None:
         """Load and answer READY, or REFUSED with the reason; a coordinator's new plan replaces its last."""
@@ -187,43 +236,45 @@ class Node:
                 logger.info("job %s: %s", plan.job, progress)
 
             worker = await loop.run_in_executor(self._device, self._loader.load, plan, stage, report)
-            following = await self._dial_next(plan, stage)
+            job.hosting = await self._prepare_hosting(plan, channel, report)
+            place = plan.stages.index(stage) + 1
+            following = None
+            if place < len(plan.stages):
+                following = await self._reach(plan.stages[place].node, "the next stage's node")
             if channel.is_closed:
                 raise ConnectionLost(f"{channel.peer.name} is gone")
         except BaseException:
             self._job = None
             raise
-        job.service = StageService(plan, stage, worker, channel, following)
+        coordinator = channel if plan.coordinator is None else None
+        if job.hosting is not None:
+            coordinator = job.hosting.stage_end
+        job.service = StageService(plan, stage, worker, coordinator, following)
         job.task = tasks.create_task(self._serve_job(job, job.service))
         seconds = loop.time() - began
         logger.info("job %s: blocks %d-%d ready after %.1f s", plan.job, stage.first, stage.stop - 1, seconds)
         return ReadyHeader(plan.job, plan.epoch, worker.weights_bytes, worker.arena_bytes, seconds)
 
-    async def _dial_next(self, plan: PlanHeader, stage: Stage) -> Channel | None:
-        place = plan.stages.index(stage)
-        if place + 1 == len(plan.stages):
+    async def _prepare_hosting(
+        self, plan: PlanHeader, owner: Channel, report: Callable[[str], None]
+    ) -> Hosting | None:
+        """What runs the coordinator, where the plan wants it here."""
+        if plan.coordinator != self._me.name:
             return None
-        name = plan.stages[place + 1].node
-        peer = self._peers.get(name)
-        if peer is None or peer.address is None:
-            raise PlanRefused(
-                f"{self._me.name} does not know the next stage's node {name}, or no address for it",
-                hint="use the same peers.toml on every machine",
-            )
-        try:
-            async with asyncio.timeout(DIAL_DEADLINE):
-                return await self._endpoint.connect(peer)
-        except TimeoutError:
-            raise PlanRefused(
-                f"{self._me.name} cannot reach {name} at {peer.address[0]}:{peer.address[1]}: "
-                f"no answer for {DIAL_DEADLINE:.0f} s",
-                hint="is its UDP port open to this machine?",
-            ) from None
+        loop = asyncio.get_running_loop()
+        text = await loop.run_in_executor(self._device, self._loader.text, plan, report)
+        return Hosting(plan, self._me, owner, text, lambda name: self._reach(name, "the stage's node"))
+
+    async def _reach(self, name: str, what: str) -> Channel:
+        return await reach(self._endpoint, self._me, self._peers, name, what)
 
     async def _serve_job(self, job: _Job, service: StageService) -> None:
         """Run the stage; whatever ends it, the node lives on and the job's memory is free."""
         try:
-            await service.run(self._device)
+            async with owned_tasks() as tasks:
+                tasks.create_task(service.run(self._device))
+                if job.hosting is not None:
+                    tasks.create_task(job.hosting.run(partial(self._handle, tasks=tasks)))
         except BBQuicError as error:
             logger.warning("job %s ended: %s", job.plan.job, error.message)
         finally:

@@ -150,6 +150,7 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     depth: Annotated[int, Meta(ge=1, le=MAX_DEPTH)]  # packs of a micro-batch on their way at most
     manifest: Manifest
     codec: Literal["auto", "raw", "H8", "REC"] = "auto"  # of every hop
+    coordinator: NodeName | None = None  # the first stage's node; None: whoever sends the plan
 
     def __post_init__(self) -> None:
         expected = 0
@@ -159,6 +160,8 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
             expected = stage.stop
         if len({stage.node for stage in self.stages}) != len(self.stages):
             raise ValueError("a node has two stages")
+        if self.coordinator not in (None, self.stages[0].node):
+            raise ValueError("the coordinator is neither the sender nor on the first stage's node")
 
 
 class ReadyHeader(Struct, frozen=True, forbid_unknown_fields=True):

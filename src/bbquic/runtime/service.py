@@ -37,12 +37,18 @@ class StageService:
     """Receives a stage's packs, has the lanes compute them, and sends what they become."""
 
     def __init__(
-        self, plan: PlanHeader, stage: Stage, worker: StageWorker, owner: Channel, following: Channel | None
+        self,
+        plan: PlanHeader,
+        stage: Stage,
+        worker: StageWorker,
+        coordinator: Channel | None,
+        following: Channel | None,
     ) -> None:
-        """`owner` is the channel the plan came by; `following` leads to the next stage, None at the last."""
+        """`coordinator` is where tokens and failures go, and where the first stage's rows come from; None: it
+        is on another node, which attaches itself. `following` leads to the next stage, None at the last."""
         self.plan = plan
         self.stage = stage
-        self.owner = owner
+        self._coordinator = coordinator
         self._worker = worker
         self._following = following
         place = plan.stages.index(stage)
@@ -84,6 +90,18 @@ class StageService:
             codec="" if self._outgoing is None else self._outgoing.choice.way.value,
             why="" if self._outgoing is None else self._outgoing.choice.reason,
         )
+
+    def attach(self, channel: Channel) -> None:
+        """From now on the coordinator is at the other end of `channel`.
+
+        Raises: RemoteProtocolError unless that is the node that the plan names, for the first time.
+        """
+        peer = channel.peer.name
+        if channel.role is not Role.NODE or peer != self.plan.coordinator:
+            raise RemoteProtocolError(f"{peer} ({channel.role}) does not coordinate job {self.plan.job}")
+        if self._coordinator is not None:
+            raise RemoteProtocolError(f"the coordinator of job {self.plan.job} is known already")
+        self._coordinator = channel
 
     def receive(self, channel: Channel, message: Message) -> None:
         """Take a ROWS or HIDDEN message. One of another job or epoch is discarded: it is only late.
@@ -134,7 +152,7 @@ class StageService:
 
     def _check_sender(self, channel: Channel, message: Message) -> None:
         if self._predecessor is None:
-            right = message.kind == Kind.ROWS and channel is self.owner
+            right = message.kind == Kind.ROWS and channel is self._coordinator
         else:
             right = (
                 message.kind == Kind.HIDDEN
@@ -146,6 +164,8 @@ class StageService:
                 f"{channel.peer.name} ({channel.role}) sent rows of job {self.plan.job}, "
                 f"which come from {self._predecessor or 'its coordinator'}"
             )
+        if self._coordinator is None:
+            raise RemoteProtocolError(f"rows of job {self.plan.job} came before its coordinator")
 
     async def run(self, device: Executor) -> None:
         """Compute and send until cancelled. `device` is the one thread that may touch the model."""
@@ -193,7 +213,7 @@ class StageService:
         timings = (*pack.timings, timing)
         if output.tokens is not None:
             answer = TokensHeader(pack.job, pack.epoch, pack.micro_batch, pack.step, output.tokens, timings)
-            sent = await self.owner.send(Message(Kind.TOKENS, encode_header(answer)))
+            sent = await self._back.send(Message(Kind.TOKENS, encode_header(answer)))
             self._tally.leave(handed, sent)
             return
         following = self._following
@@ -223,7 +243,13 @@ class StageService:
             await following.send(Message(Kind.TABLE, encode_header(header)))
 
     async def _fail(self, job: Job, error: StageFailed) -> None:
-        await self.owner.send(self._failed_message(error, job.pack))
+        await self._back.send(self._failed_message(error, job.pack))
+
+    @property
+    def _back(self) -> Channel:
+        """To the coordinator."""
+        assert self._coordinator is not None, "no row is taken without one"
+        return self._coordinator
 
     def _failed_message(self, error: StageFailed, pack: PackHeader) -> Message:
         header = FailedHeader(

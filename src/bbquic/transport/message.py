@@ -38,6 +38,7 @@ class Kind(IntEnum):
     REFUSED = 20
     RELEASE = 21
     CANCEL = 22
+    COORDINATE = 27
 
     ROWS = 32
     HIDDEN = 33
@@ -45,6 +46,13 @@ class Kind(IntEnum):
     FAILED = 35
     TABLE = 36
     TABLE_KNOWN = 37
+
+    REQUESTS = 40
+    OUTCOMES = 41
+    PROGRESS = 42
+    ENDED = 43
+    ATTACH = 44
+    ATTACHED = 45
 
     PING = 48
     PONG = 49
@@ -65,6 +73,7 @@ SMALL = 64 * KIB  # names, counters, a sentence or two
 SHIFTS = 256 * KIB  # two bytes a channel: models have some ten thousand
 LISTS = 4 * MIB  # ids, positions and trees of every row of a micro-batch
 MANIFEST = 16 * MIB  # names, shapes and hashes of every tensor of a model
+PROMPTS = 16 * MIB  # tokens and text of some records: one of 3 million tokens still fits
 
 RULES: dict[Kind, Rule] = {
     Kind.HELLO: Rule(ROWS_FIRST, SMALL, 0),
@@ -77,12 +86,19 @@ RULES: dict[Kind, Rule] = {
     Kind.REFUSED: Rule(CONTROL, SMALL, 0),
     Kind.RELEASE: Rule(CONTROL, SMALL, 0),
     Kind.CANCEL: Rule(CONTROL, SMALL, 0),
+    Kind.COORDINATE: Rule(CONTROL, SMALL, 0),
     Kind.ROWS: Rule(ROWS_FIRST, LISTS, 0),
     Kind.HIDDEN: Rule(ROWS_FIRST, LISTS, MAX_MESSAGE),
     Kind.TOKENS: Rule(ROWS_FIRST, LISTS, 0),
     Kind.FAILED: Rule(ROWS_FIRST, SMALL, 0),
     Kind.TABLE: Rule(CONTROL, SHIFTS, 0),
     Kind.TABLE_KNOWN: Rule(CONTROL, SMALL, 0),
+    Kind.REQUESTS: Rule(BULK, PROMPTS, 0),
+    Kind.OUTCOMES: Rule(BULK, PROMPTS, 0),
+    Kind.PROGRESS: Rule(BULK, LISTS, 0),
+    Kind.ENDED: Rule(BULK, LISTS, 0),
+    Kind.ATTACH: Rule(CONTROL, SMALL, 0),
+    Kind.ATTACHED: Rule(CONTROL, SMALL, 0),
     Kind.PING: Rule(CONTROL, SMALL, 0),
     Kind.PONG: Rule(CONTROL, SMALL, 0),
 }
