@@ -132,10 +132,9 @@ def _peer(where: str, entry: dict[str, Any]) -> Peer:
 
 def _price(where: str, value: object) -> float:
     """Dollars an hour."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= float(value) < math.inf:
-        raise ConfigError(f"{where}: price must be dollars an hour, not {value!r}", hint="price = 0.45")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    raise ConfigError(f"{where}: price must be dollars an hour, not {value!r}", hint="price = 0.45")
 
 
 def _strings(where: str, entry: dict[str, Any], key: str) -> list[str]:

@@ -118,7 +118,9 @@ async def _serve(
     sock: socket.socket | None,
     until_stdin_closes: bool,
 ) -> None:
+    from bbquic.runtime.measure import Profiler
     from bbquic.runtime.node import Node
+    from bbquic.runtime.profile_cache import ProfileCache
 
     # nodes of one command have keys that are thrown away, and no link worth remembering
     options = EndpointOptions(links=None if sock else default_path(os.environ, Path.home()))
@@ -131,7 +133,8 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     if until_stdin_closes:
         loop.add_reader(sys.stdin.fileno(), stop.set)
-    serving = Node(endpoint, me, dict(cluster), loader, machine)
+    profiler = Profiler(machine, ProfileCache(user_cache() / "profiles"))
+    serving = Node(endpoint, me, dict(cluster), loader, machine, profiler)
     task = asyncio.create_task(serving.serve(), name="node")
     waiter = asyncio.create_task(stop.wait(), name="stop")
     host, port = endpoint.address

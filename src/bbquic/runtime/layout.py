@@ -108,10 +108,10 @@ def _head_weight(directory: ModelDirectory, manifest: Manifest) -> float:
     block = sum(
         tensor.elements for name, tensor in manifest.tensors.items() if name.startswith(spec.block_prefix(0))
     )
-    return HEAD_SHARE * manifest.tensors[_head_name(directory, manifest)].elements / block
+    return HEAD_SHARE * manifest.tensors[head_tensor(directory, manifest)].elements / block
 
 
-def _head_name(directory: ModelDirectory, manifest: Manifest) -> str:
+def head_tensor(directory: ModelDirectory, manifest: Manifest) -> str:
     """The head's tensor; a tied one is the embedding's."""
     names = directory.spec.weights
     tied = directory.fields.get("tie_word_embeddings") or names.head not in manifest.tensors
@@ -159,5 +159,5 @@ def _tensors_of(plan: PlanHeader, stage: Stage, directory: ModelDirectory) -> li
     if stage == plan.stages[0]:
         names.append(spec.weights.embed)
     if stage == plan.stages[-1]:
-        names += [spec.weights.norm, _head_name(directory, plan.manifest)]
+        names += [spec.weights.norm, head_tensor(directory, plan.manifest)]
     return list(dict.fromkeys(names))

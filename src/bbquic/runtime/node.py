@@ -12,12 +12,16 @@ from functools import partial
 from typing import Protocol
 
 from bbquic.errors import BBQuicError, ConnectionLost, PlanRefused, RemoteProtocolError
+from bbquic.runtime.appraisal import Appraiser
 from bbquic.runtime.coordination import AttachedHeader, AttachHeader, CoordinateHeader, RequestsHeader
 from bbquic.runtime.hosting import Hosting
 from bbquic.runtime.machine import Machine
+from bbquic.runtime.measure import Profiler
+from bbquic.runtime.profile_cache import ProfileCache
 from bbquic.runtime.protocol import (
     DescribeHeader,
     DescriptionHeader,
+    MeasureHeader,
     PingHeader,
     PlanHeader,
     PongHeader,
@@ -25,6 +29,7 @@ from bbquic.runtime.protocol import (
     RefusedHeader,
     ReleaseHeader,
     Stage,
+    SurveyHeader,
 )
 from bbquic.runtime.reach import reach
 from bbquic.runtime.sequence import TextStreamFactory
@@ -38,6 +43,8 @@ from bbquic.transport.turns import take_usual_turns
 from bbquic.units import Bytes, Seconds
 
 logger = logging.getLogger("bbquic.node")
+
+NO_JOB = "0" * 16  # what a refusal names where no job was meant
 
 
 class StageLoader(Protocol):
@@ -73,8 +80,15 @@ class Node:
     """Serves one stage of one job at a time; other coordinators are told who has it."""
 
     def __init__(
-        self, endpoint: Endpoint, me: Peer, peers: dict[str, Peer], loader: StageLoader, machine: Machine
+        self,
+        endpoint: Endpoint,
+        me: Peer,
+        peers: dict[str, Peer],
+        loader: StageLoader,
+        machine: Machine,
+        profiler: Profiler | None = None,
     ) -> None:
+        """`profiler` measures the machine for planners; without one, nothing it measures is kept."""
         self._endpoint = endpoint
         self._me = me
         self._peers = peers
@@ -83,6 +97,8 @@ class Node:
         self._job: _Job | None = None
         self._lock = asyncio.Lock()  # plans and releases, one after the other
         self._device = ThreadPoolExecutor(1, thread_name_prefix="device", initializer=take_usual_turns)
+        profiler = profiler or Profiler(machine, ProfileCache(None))
+        self._appraiser = Appraiser(endpoint, me, peers, profiler, self._device)
 
     async def serve(self) -> None:
         """Accept peers until cancelled."""
@@ -136,6 +152,15 @@ class Node:
                 group = decode_header_untrusted(RequestsHeader, header)
                 if self._serves(group.job, group.epoch):
                     self._hosting(channel).take_requests_untrusted(group)
+            case Kind.MEASURE:
+                measure = decode_header_untrusted(MeasureHeader, header)
+                if await self._may_coordinate(channel, NO_JOB, "a request to measure"):
+                    held = self._loader.held_bytes
+                    tasks.create_task(self._appraiser.measure(channel, measure, held=held, busy=self._busy))
+            case Kind.SURVEY:
+                survey = decode_header_untrusted(SurveyHeader, header)
+                if await self._may_coordinate(channel, NO_JOB, "a request for a survey"):
+                    tasks.create_task(self._appraiser.survey(channel, survey))
             case Kind.PLAN:
                 plan = decode_header_untrusted(PlanHeader, header)
                 if await self._may_coordinate(channel, plan.job, "a plan"):
@@ -147,6 +172,12 @@ class Node:
                     await self._release(f"{channel.peer.name} sent a {verb}")
             case _:
                 raise RemoteProtocolError(f"{message.kind.name} is not a message for a node")
+
+    @property
+    def _busy(self) -> str | None:
+        """What keeps the node from anything else."""
+        job = self._job
+        return None if job is None else f"busy with job {job.plan.job} of {job.owner.peer.name}"
 
     def _has(self, job: str) -> bool:
         return self._job is not None and self._job.plan.job == job
@@ -237,6 +268,7 @@ class Node:
 
             worker = await loop.run_in_executor(self._device, self._loader.load, plan, stage, report)
             job.hosting = await self._prepare_hosting(plan, channel, report)
+            forecast = await self._appraiser.forecast(plan, stage)
             place = plan.stages.index(stage) + 1
             following = None
             if place < len(plan.stages):
@@ -249,7 +281,7 @@ class Node:
         coordinator = channel if plan.coordinator is None else None
         if job.hosting is not None:
             coordinator = job.hosting.stage_end
-        job.service = StageService(plan, stage, worker, coordinator, following)
+        job.service = StageService(plan, stage, worker, coordinator, following, forecast)
         job.task = tasks.create_task(self._serve_job(job, job.service))
         seconds = loop.time() - began
         logger.info("job %s: blocks %d-%d ready after %.1f s", plan.job, stage.first, stage.stop - 1, seconds)
@@ -278,6 +310,7 @@ class Node:
         except BBQuicError as error:
             logger.warning("job %s ended: %s", job.plan.job, error.message)
         finally:
+            self._appraiser.job_ended(service)
             service.close()
             if self._job is job:
                 self._job = None
@@ -308,7 +341,7 @@ class Node:
 
     def _pong(self, number: int, received: Seconds) -> PongHeader:
         job = self._job
-        activity, since, queued, report = "idle", Seconds(0.0), 0, None
+        activity, since, queued, report = self._appraiser.activity or "idle", Seconds(0.0), 0, None
         if job is not None and job.service is not None:
             activity, since, queued = job.service.status()
             report = job.service.report()

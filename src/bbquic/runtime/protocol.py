@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 from bbquic.kv.ranges import SlotRange
 from bbquic.model.manifest import Manifest
 from bbquic.model.sampling import Sampling
+from bbquic.plan.cluster import COMMAND
+from bbquic.runtime.profile import WireProfile
 from bbquic.runtime.timing import Finite, NodeName, StageReport, StageTiming
 
 JobId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
@@ -21,6 +23,13 @@ Text = Annotated[str, Meta(max_length=4096)]
 Natural = Annotated[int, Meta(ge=0, le=2**40)]
 Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
+
+ConfigField = Annotated[str, Meta(min_length=1, max_length=256)]
+ConfigValue = Annotated[str, Meta(min_length=1, max_length=32_768)]
+LinkRate = Annotated[float, Meta(gt=0, le=1e12)]
+RoundTrip = Annotated[float, Meta(ge=0, le=1e3)]
+
+ASKER = COMMAND  # in a SURVEY; no node of a plan has this name
 
 MAX_ROWS = 4096  # rows of one pack; more is a bug or an attack, not a batch
 MAX_STAGES = 256
@@ -201,6 +210,64 @@ class DescriptionHeader(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Positive
     dtypes: tuple[Name, ...]
     job: JobId | None  # what it is busy with
+
+
+class MeasureHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """MEASURE: how fast are you at a model of these shapes? No weights are needed for an answer."""
+
+    model: Name  # for people
+    config: Annotated[
+        dict[ConfigField, ConfigValue], Meta(min_length=1, max_length=256)
+    ]  # as Manifest.config
+    dtype: Name
+    fresh: bool  # whether what was measured before counts for nothing
+
+
+class ProfileHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """PROFILE: the figures, or in words why there are none."""
+
+    model: Name  # these two are MEASURE's
+    dtype: Name
+    profile: WireProfile | None
+    trouble: Text | None
+
+    def __post_init__(self) -> None:
+        if (self.profile is None) == (self.trouble is None):
+            raise ValueError("there is either a profile or trouble")
+
+
+class SurveyHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """SURVEY: what do you know of your links to these peers? Those of `probe` are to be measured first.
+
+    ASKER is the process that asks, by the channel it asks on.
+    """
+
+    number: Natural
+    peers: Annotated[tuple[NodeName, ...], Meta(min_length=1, max_length=MAX_STAGES)]
+    probe: Annotated[tuple[NodeName, ...], Meta(max_length=MAX_STAGES)]
+
+    def __post_init__(self) -> None:
+        if not set(self.probe) <= set(self.peers) or len(set(self.peers)) != len(self.peers):
+            raise ValueError("those to be probed are some of the peers, and each is named once")
+
+
+class LinkFigures(Struct, frozen=True, forbid_unknown_fields=True):
+    """The link from a node to a peer, as the node knows it; None is not known."""
+
+    peer: NodeName
+    rate: LinkRate | None = None  # bytes/s of datagrams
+    is_lower_bound: bool = False
+    min_rtt: RoundTrip | None = None  # s
+    loss: Annotated[float, Meta(ge=0, le=1)] | None = None  # share of the packets
+    age: Annotated[float, Meta(ge=0, le=1e12)] | None = None  # s since the rate was measured
+    trouble: Annotated[str, Meta(max_length=512)] | None = None  # why it was not reached
+
+
+class LinksHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """LINKS: what a SURVEY asked for, in its order."""
+
+    number: Natural
+    links: Annotated[tuple[LinkFigures, ...], Meta(max_length=MAX_STAGES)]
 
 
 class FailedHeader(Struct, frozen=True, forbid_unknown_fields=True):

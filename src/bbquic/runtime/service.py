@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 import msgspec
 
 from bbquic.errors import ConnectionLost, RemoteProtocolError, StageFailed, TransportError
+from bbquic.runtime.forecast import Forecast
 from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import Job, Lanes
 from bbquic.runtime.ledger import Due, Ledger
@@ -23,7 +24,7 @@ from bbquic.runtime.protocol import (
     TokensHeader,
 )
 from bbquic.runtime.stage import StageWorker
-from bbquic.runtime.tally import Tally, wire_link
+from bbquic.runtime.tally import NOTHING, Tally, wire_link
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.timing import StageReport, StageTiming
 from bbquic.transport.channel import Channel, Role
@@ -43,14 +44,17 @@ class StageService:
         worker: StageWorker,
         coordinator: Channel | None,
         following: Channel | None,
+        forecast: Forecast | None = None,
     ) -> None:
         """`coordinator` is where tokens and failures go, and where the first stage's rows come from; None: it
-        is on another node, which attaches itself. `following` leads to the next stage, None at the last."""
+        is on another node, which attaches itself. `following` leads to the next stage, None at the last.
+        `forecast` says what packs should take; it is summed beside what they do."""
         self.plan = plan
         self.stage = stage
         self._coordinator = coordinator
         self._worker = worker
-        self._following = following
+        self.following = following
+        self._forecast = forecast
         place = plan.stages.index(stage)
         self._predecessor = plan.stages[place - 1].node if place else None
         self._ledger: Ledger[tuple[Message, Seconds]] = Ledger(
@@ -61,7 +65,7 @@ class StageService:
         size = plan.micro_batches * plan.depth + SPARE
         self._lanes = Lanes(worker, self._incoming, self._outgoing, size, self._send, self._fail)
         self._inside: Counter[int] = Counter()  # packs in the lanes, by micro-batch
-        self._tally = Tally()
+        self.tally = Tally()
 
     def status(self) -> tuple[str, Seconds, int]:
         """What this stage does just now in words, for how long, and the packs that wait behind it."""
@@ -72,7 +76,7 @@ class StageService:
 
     def report(self) -> StageReport:
         """The sums so far; a reader takes differences."""
-        tally, following = self._tally, self._following
+        tally, following = self.tally, self.following
         waiting, due, copying, sending = self._lanes.queued
         return StageReport(
             job=self.plan.job,
@@ -171,8 +175,8 @@ class StageService:
         """Compute and send until cancelled. `device` is the one thread that may touch the model."""
         async with owned_tasks() as tasks:
             tasks.create_task(self._lanes.run(device))
-            if self._following is not None:
-                tasks.create_task(self._hear(self._following))
+            if self.following is not None:
+                tasks.create_task(self._hear(self.following))
 
     async def _hear(self, following: Channel) -> None:
         """What the next stage says: that it holds a table. Its end shows where packs are sent to it."""
@@ -207,22 +211,22 @@ class StageService:
             marks=job.marks(handed),
             raw=Bytes(len(output.body)),
             sent=Bytes(0 if frame is None else len(frame.body)),
-            to_wire=self._tally.last_to_wire,
+            to_wire=self.tally.last_to_wire,
         )
-        self._tally.add(timing)
+        self.tally.add(timing, self._forecast(pack) if self._forecast is not None else NOTHING)
         timings = (*pack.timings, timing)
         if output.tokens is not None:
             answer = TokensHeader(pack.job, pack.epoch, pack.micro_batch, pack.step, output.tokens, timings)
             sent = await self._back.send(Message(Kind.TOKENS, encode_header(answer)))
-            self._tally.leave(handed, sent)
+            self.tally.leave(handed, sent)
             return
-        following = self._following
+        following = self.following
         assert following is not None, "only the last stage has tokens"
         assert frame is not None
         header = msgspec.structs.replace(pack, tokens=b"", frame=frame.header, timings=timings)
         message = Message(Kind.HIDDEN, encode_header(header), frame.body, background=pack.can_wait)
         try:
-            self._tally.leave(handed, await following.send(message))
+            self.tally.leave(handed, await following.send(message))
             await self._tell_table(following)
         except TransportError as error:
             lost = StageFailed(
@@ -266,8 +270,8 @@ class StageService:
 
     def close(self) -> None:
         """End the connection to the next stage: it was made for this job."""
-        if self._following is not None:
-            self._following.close("the job ended")
+        if self.following is not None:
+            self.following.close("the job ended")
 
 
 def _hop_out(plan: PlanHeader, following: Channel) -> HopOut:

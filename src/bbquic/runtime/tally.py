@@ -8,6 +8,7 @@ from bbquic.runtime.timing import Parts, StageTiming, WireLink
 from bbquic.transport.channel import ChannelStatistics, Sent
 from bbquic.units import Seconds
 
+NOTHING = Seconds(0.0)
 MOST_LEAVING = 256  # messages that wait for their first datagram: a channel takes no more at once
 
 
@@ -19,6 +20,7 @@ class Tally:
         self._leaving: deque[tuple[float, Sent]] = deque(maxlen=MOST_LEAVING)
         self._to_wire = self._last_to_wire = 0.0
         self.steps = self.raw = self.sent = 0
+        self.expected = 0.0  # seconds of computing, by the node's profile; 0 where it has none
 
     @property
     def parts(self) -> tuple[float, float, float, float, float, float, float]:
@@ -37,8 +39,14 @@ class Tally:
         self._look()
         return Seconds(self._last_to_wire)
 
-    def add(self, timing: StageTiming) -> None:
-        """A pack was handed on."""
+    @property
+    def split(self) -> Parts:
+        """The same by their names."""
+        return Parts(*(Seconds(value) for value in self._parts))
+
+    def add(self, timing: StageTiming, expected: Seconds = NOTHING) -> None:
+        """A pack was handed on, of which `expected` was to be computed."""
+        self.expected += expected
         for place, seconds in enumerate(timing.parts):
             self._parts[place] += seconds
         self.steps += 1

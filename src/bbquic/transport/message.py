@@ -38,6 +38,10 @@ class Kind(IntEnum):
     REFUSED = 20
     RELEASE = 21
     CANCEL = 22
+    MEASURE = 23
+    PROFILE = 24
+    SURVEY = 25
+    LINKS = 26
     COORDINATE = 27
 
     ROWS = 32
@@ -70,6 +74,7 @@ ROWS_FIRST, ROWS_IN_BACKGROUND, CONTROL, BULK = 0, 1, 2, 3
 NUMBERS = 64  # four of them
 MOST_PROBE = 1 * MIB  # bytes of a burst that measures: 36 of the largest datagrams are 576,000
 SMALL = 64 * KIB  # names, counters, a sentence or two
+SHEET = 256 * KIB  # figures of some hundred links, each with a sentence where there are none
 SHIFTS = 256 * KIB  # two bytes a channel: models have some ten thousand
 LISTS = 4 * MIB  # ids, positions and trees of every row of a micro-batch
 MANIFEST = 16 * MIB  # names, shapes and hashes of every tensor of a model
@@ -86,6 +91,10 @@ RULES: dict[Kind, Rule] = {
     Kind.REFUSED: Rule(CONTROL, SMALL, 0),
     Kind.RELEASE: Rule(CONTROL, SMALL, 0),
     Kind.CANCEL: Rule(CONTROL, SMALL, 0),
+    Kind.MEASURE: Rule(CONTROL, SMALL, 0),
+    Kind.PROFILE: Rule(CONTROL, SMALL, 0),
+    Kind.SURVEY: Rule(CONTROL, SMALL, 0),
+    Kind.LINKS: Rule(CONTROL, SHEET, 0),
     Kind.COORDINATE: Rule(CONTROL, SMALL, 0),
     Kind.ROWS: Rule(ROWS_FIRST, LISTS, 0),
     Kind.HIDDEN: Rule(ROWS_FIRST, LISTS, MAX_MESSAGE),

@@ -1,0 +1,125 @@
+"""A model and a job in the planner's figures: from a manifest and a prompts file, without loading torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from bbquic.errors import JobError, RecordError
+from bbquic.model.directory import ModelDirectory
+from bbquic.model.manifest import Manifest
+from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
+from bbquic.plan.cluster import JobShape, ModelSizes
+from bbquic.runtime.job import JobFile
+from bbquic.runtime.layout import head_tensor
+from bbquic.runtime.lines import split_lines
+from bbquic.runtime.ranges import aligned
+from bbquic.runtime.record import Record
+from bbquic.runtime.resume import MAX_RECORD
+from bbquic.runtime.source import PromptTokenizer
+from bbquic.units import Bytes
+
+SAMPLE = 256  # lines that are tokenised: a mean of so many is good to a few percent
+LONG = 0.9  # share of the lines that a slot has room for; those beyond wait for a range of their own length
+
+
+def model_sizes(directory: ModelDirectory, manifest: Manifest, dtype: str) -> ModelSizes:
+    """A model's sizes when it runs in `dtype`; `manifest` is whole. Raises: KeyError on an unknown dtype."""
+    width = BYTES_PER_VALUE[dtype]
+    spec, fields = directory.spec, directory.fields
+    elements = {name: tensor.elements for name, tensor in manifest.tensors.items()}
+    kv_heads, head_dim = kv_shape(fields)
+    embed, head = spec.weights.embed, head_tensor(directory, manifest)
+    prefix = spec.block_prefix(0)
+    return ModelSizes(
+        name=directory.name,
+        blocks=directory.blocks,
+        hidden=int(fields["hidden_size"]),
+        intermediate=int(fields["intermediate_size"]),
+        vocabulary=int(fields["vocab_size"]),
+        value_bytes=width,
+        block_weights=Bytes(width * sum(n for name, n in elements.items() if name.startswith(prefix))),
+        embed_weights=Bytes(width * elements[embed]),
+        head_weights=Bytes(width * (elements[head] + elements[spec.weights.norm])),
+        kv_bytes=Bytes(2 * kv_heads * head_dim * width),
+        tied=head == embed,
+    )
+
+
+def job_shape(
+    job: JobFile,
+    tokenizer: PromptTokenizer,
+    context_length: int,
+    *,
+    answers: Path | None = None,
+    sample: int = SAMPLE,
+) -> JobShape:
+    """What is still to be done of a job, by some of its lines, evenly spread.
+
+    An answer counts as long as its limit, until `answers`, of a run that is resumed, shows how long they are.
+    Raises: JobError where the prompts cannot be read, or no line of those looked at can be answered.
+    """
+    lines = job.count()
+    lengths = list(_lengths(job.sample(sample), tokenizer, context_length))
+    if not lengths:
+        raise JobError(f"{job.path} has no line that can be answered, of {min(lines, sample)} looked at")
+    done, generated = _answered(answers)
+    limits = [limit for _, limit in lengths]
+    longest = max(limits)
+    output = min(generated, longest) if generated is not None else fmean(limits)
+    needs = sorted(prompt + limit for prompt, limit in lengths)
+    return JobShape(
+        sequences=max(1, lines - done),
+        prompt=fmean(prompt for prompt, _ in lengths),
+        output=max(1.0, output),
+        longest=float(longest),
+        slot=aligned(needs[min(len(needs) - 1, int(LONG * len(needs)))]),
+    )
+
+
+def _lengths(
+    records: Sequence[Record], tokenizer: PromptTokenizer, context_length: int
+) -> Iterator[tuple[int, int]]:
+    """Tokens of prompt, and of the answer at most, of each record that has an answer."""
+    for record in records:
+        try:
+            if record.messages is not None:
+                tokens = tokenizer.encode_chat([asdict(message) for message in record.messages])
+            else:
+                tokens = tokenizer.encode(record.prompt or "")
+        except RecordError:
+            continue
+        if 0 < len(tokens) < context_length:
+            yield len(tokens), min(record.max_tokens, context_length - len(tokens))
+
+
+class _Answered(msgspec.Struct):
+    """Of an answer, what its length is."""
+
+    completion_tokens: int | None = None
+
+
+def _answered(path: Path | None) -> tuple[int, float | None]:
+    """Lines that an answers file has, and the mean answer in tokens; whoever opens it for writing complains
+    of what is wrong with it."""
+    if path is None or not path.is_file():
+        return 0, None
+    count, lengths = 0, []
+    decoder = msgspec.json.Decoder(_Answered)
+    try:
+        with path.open("rb") as stream:
+            for line in split_lines(stream, MAX_RECORD):
+                try:
+                    record = decoder.decode(line.raw or b"")
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    continue
+                count += 1
+                if record.completion_tokens is not None:
+                    lengths.append(record.completion_tokens)
+    except OSError:
+        return 0, None
+    return count, fmean(lengths) if lengths else None
