@@ -118,7 +118,8 @@ class Nodes:
         layout = self._options.layout
         async with deployed(
             self._endpoint, self._cluster.nodes, self._model, self._options, lambda _: None
-        ) as (links, plan):
+        ) as ready:
+            links, plan = ready.links, ready.plan
             scheduler = Scheduler(
                 SchedulerOptions(plan.micro_batches, layout.batch, plan.cells, depth=plan.depth)
             )

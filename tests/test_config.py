@@ -38,7 +38,9 @@ def test_peers_are_read_in_the_order_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_price_is_kept_of_those_who_have_one(tmp_path: Path) -> None:
-    peers = load_peers(write(tmp_path, peer("a", A, "price = 0.45") + peer("b", B) + peer("c", C, "price = 0")))
+    peers = load_peers(
+        write(tmp_path, peer("a", A, "price = 0.45") + peer("b", B) + peer("c", C, "price = 0"))
+    )
     assert peers.prices == {"a": 0.45, "c": 0.0}
 
 

@@ -165,7 +165,8 @@ async def serve(
     async def keep(group: Sequence[Outcome]) -> None:
         outcomes.extend(group)
 
-    async with deployed(cluster.command, cluster.places(), held, how, lambda _: None) as (links, plan):
+    async with deployed(cluster.command, cluster.places(), held, how, lambda _: None) as ready:
+        links, plan = ready.links, ready.plan
         options = SchedulerOptions(
             plan.micro_batches, how.layout.batch, plan.cells, how.prefill_tokens, depth=plan.depth
         )

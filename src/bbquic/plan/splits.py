@@ -44,15 +44,3 @@ def given_split(counts: Sequence[int], *, blocks: int, nodes: int) -> tuple[rang
         )
     starts = [sum(counts[:index]) for index in range(nodes)]
     return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
-
-
-def arena_cells(
-    *, memory: Sequence[int], weights: Sequence[int], blocks: Sequence[int], cell: int, wanted: int
-) -> int:
-    """Tokens of KV that every stage can hold: the smallest stage decides, `wanted` is enough.
-
-    Per stage: bytes of memory it may use, of its weights, and its count of blocks; `cell` is the bytes
-    of one token in one block. 0 or less where a stage has no room beside its weights.
-    """
-    room = [(m - w) // (b * cell) for m, w, b in zip(memory, weights, blocks, strict=True)]
-    return min(wanted, *room)

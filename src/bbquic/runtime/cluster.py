@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from bbquic.errors import PeerUnreachable, PlanRefused, Stalled
+from bbquic.errors import PeerRefused, PeerUnreachable, PlanRefused, Stalled, TransportError
 from bbquic.runtime.protocol import (
     DescribeHeader,
     DescriptionHeader,
@@ -55,10 +55,18 @@ def new_job_id() -> str:
 
 @asynccontextmanager
 async def dialled(
-    endpoint: Endpoint, nodes: Sequence[Peer], deadlines: ClusterDeadlines
+    endpoint: Endpoint,
+    nodes: Sequence[Peer],
+    deadlines: ClusterDeadlines,
+    without: Report | None = None,
 ) -> AsyncIterator[tuple[Channel, ...]]:
-    """Channels to all nodes, in order; closed at the end. Raises: PeerUnreachable, PeerRefused."""
+    """Channels to all nodes, in order; closed at the end.
+
+    With `without`, to those that answer, and it hears of each of the others. Raises: PeerUnreachable,
+    PeerRefused; with `without`, only where none answers.
+    """
     channels: list[Channel | None] = [None] * len(nodes)
+    missing: list[TransportError] = []
 
     async def dial(place: int, peer: Peer) -> None:
         assert peer.address is not None, "a node without an address is not dialled"
@@ -72,10 +80,21 @@ async def dialled(
                 hint="is `bbquic node` running there, and its UDP port open to this machine?",
             ) from None
 
+    async def try_to_dial(place: int, peer: Peer) -> None:
+        try:
+            await dial(place, peer)
+        except (PeerUnreachable, PeerRefused) as error:
+            if without is None:
+                raise
+            missing.append(error)
+            without(f"going on without {peer.name}: {error.message}")
+
     try:
         async with owned_tasks() as tasks:
             for place, peer in enumerate(nodes):
-                tasks.create_task(dial(place, peer))
+                tasks.create_task(try_to_dial(place, peer))
+        if len(missing) == len(nodes) and missing:
+            raise missing[0]
         yield tuple(channel for channel in channels if channel is not None)
     finally:
         for channel in channels:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bbquic.errors import BBQuicError, ConfigError
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.tokenizer import StreamDecoder
+from bbquic.plan.cluster import JobShape
 from bbquic.runtime.answers import open_answers
 from bbquic.runtime.cluster import (
     ClusterDeadlines,
@@ -28,13 +29,15 @@ from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, make_plan
 from bbquic.runtime.monitor import Monitor
 from bbquic.runtime.observer import Recorder
-from bbquic.runtime.protocol import PlanHeader
+from bbquic.runtime.planning import USUAL_JOB, PlanningOptions, ask, best_plan, planned_layout, summary
+from bbquic.runtime.protocol import DescriptionHeader, PlanHeader
 from bbquic.runtime.remote import RemoteCoordinator
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from bbquic.runtime.sizes import job_shape
 from bbquic.runtime.source import RecordSource
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.runtime.trace import TraceWriter
-from bbquic.transport.channel import Endpoint
+from bbquic.transport.channel import Channel, Endpoint
 from bbquic.transport.identity import Peer
 from bbquic.units import Seconds
 
@@ -51,6 +54,7 @@ class RunOptions:
     coordinator: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     deadlines: ClusterDeadlines = field(default_factory=ClusterDeadlines)
     trace: Path | None = None  # where a Chrome trace of the run goes
+    planning: PlanningOptions | None = None  # None: the nodes as given, split by weight
 
     def __post_init__(self) -> None:
         """Raises: ConfigError where no trace can be written."""
@@ -73,20 +77,85 @@ class RunModel:
         return f"{self.directory.name}@{self.manifest.digest[:12]}/{dtype}"
 
 
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A model laid out over nodes that are ready: `layout` has what was chosen for the run."""
+
+    links: tuple[StageLink, ...]
+    plan: PlanHeader
+    layout: LayoutOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Nodes in the order of their stages, and how the model is to be laid out over them."""
+
+    channels: tuple[Channel, ...]
+    descriptions: tuple[DescriptionHeader, ...]
+    layout: LayoutOptions
+
+
+async def _planned(
+    found: _Placed,
+    nodes: Sequence[Peer],
+    model: RunModel,
+    job: JobShape,
+    planning: PlanningOptions,
+    report: Report,
+) -> _Placed:
+    """The best plan for the nodes that were found, said in a few lines."""
+    peers = {peer.name: peer for peer in nodes}
+    question = await ask(
+        found.channels,
+        [peers[channel.peer.name] for channel in found.channels],
+        found.descriptions,
+        model.directory,
+        model.manifest,
+        job,
+        planning,
+        dtype=found.layout.dtype,
+        report=report,
+    )
+    chosen = await best_plan(question)
+    for line in (*question.notes, *summary(chosen)):
+        report(line)
+    channels = {channel.peer.name: channel for channel in found.channels}
+    descriptions = {one.node: one for one in found.descriptions}
+    return _Placed(
+        tuple(channels[name] for name in chosen.layout.nodes),
+        tuple(descriptions[name] for name in chosen.layout.nodes),
+        planned_layout(chosen, question.dtype, found.layout),
+    )
+
+
 @asynccontextmanager
 async def deployed(
-    endpoint: Endpoint, nodes: Sequence[Peer], model: RunModel, options: RunOptions, report: Report
-) -> AsyncIterator[tuple[tuple[StageLink, ...], PlanHeader]]:
-    """The model laid out over the nodes, ready for rows; released at the end, cancelled on an error."""
-    async with dialled(endpoint, nodes, options.deadlines) as channels:
-        descriptions = await describe_all(channels, options.deadlines)
-        plan = make_plan(new_job_id(), model.directory, model.manifest, descriptions, options.layout)
-        links = [StageLink(stage, channel) for stage, channel in zip(plan.stages, channels, strict=True)]
+    endpoint: Endpoint,
+    nodes: Sequence[Peer],
+    model: RunModel,
+    options: RunOptions,
+    report: Report,
+    job: JobShape = USUAL_JOB,
+) -> AsyncIterator[Deployment]:
+    """The model laid out over the nodes, ready for rows; released at the end, cancelled on an error.
+
+    Where planning is asked for, the nodes that answer are looked at, and those that the plan leaves out hear
+    no more of it; `job` is what it plans for.
+    """
+    planning = options.planning
+    without = report if planning is not None and not planning.search.given else None
+    async with dialled(endpoint, nodes, options.deadlines, without) as channels:
+        placed = _Placed(channels, await describe_all(channels, options.deadlines), options.layout)
+        if planning is not None:
+            placed = await _planned(placed, nodes, model, job, planning, report)
+        layout = placed.layout
+        plan = make_plan(new_job_id(), model.directory, model.manifest, placed.descriptions, layout)
+        links = tuple(map(StageLink, plan.stages, placed.channels))
         plans = [for_stage(plan, link.stage, model.directory) for link in links]
         failed = True
         try:
             await deploy(links, plans, options.deadlines, report)
-            yield tuple(links), plan
+            yield Deployment(links, plan, layout)
             failed = False
         finally:
             await release(links, plan.job, cancel=failed, deadlines=options.deadlines)
@@ -108,14 +177,21 @@ async def generate(
     `watch` wraps the run proper and is handed the source of snapshots. Raises: BBQuicError; what was
     finished by then is on disk, and the same call goes on from there.
     """
-    async with deployed(endpoint, nodes, model, options, report) as (links, plan):
+    directory = model.directory
+    shape = USUAL_JOB
+    if options.planning is not None:
+        before = None if output == "-" else Path(output)
+        shape = await asyncio.to_thread(
+            lambda: job_shape(job, directory.tokenizer, directory.context_length, answers=before)
+        )
+    async with deployed(endpoint, nodes, model, options, report, shape) as ready:
+        links, plan = ready.links, ready.plan
         answers = open_answers(output, model=model.label(plan.dtype))
         try:
             total = await asyncio.to_thread(job.count)
-            directory = model.directory
             source = RecordSource(job, answers, directory.tokenizer, context_length=directory.context_length)
             with _traced(options.trace, plan, report) as recorder:
-                loop = job_loop(links, plan, directory, options, recorder)
+                loop = job_loop(links, plan, directory, replace(options, layout=ready.layout), recorder)
                 monitor = Monitor(source, loop, total=total)
                 try:
                     async with watch(monitor.snapshot), aclosing(source.requests()) as requests:

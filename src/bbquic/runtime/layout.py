@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -12,13 +12,14 @@ from bbquic.errors import ConfigError, PlanRefused
 from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
-from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
-from bbquic.plan.splits import arena_cells, given_split, weighed_split
+from bbquic.model.shape import BYTES_PER_VALUE
+from bbquic.plan.cost import MemoryOptions, held_memory
+from bbquic.plan.splits import given_split, weighed_split
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, Stage
 from bbquic.runtime.scheduler import DEPTH
+from bbquic.runtime.sizes import head_tensor, model_sizes
 
-ARENA_SHARE = 0.8  # of the memory beside the weights; the rest is for activations and buffers
 HEAD_SHARE = 0.6  # of a block's time goes into its weights, as measured on a CPU with 16 rows
 DEFAULT_SLOT = 4096  # tokens a slot is given room for, where memory and context allow
 
@@ -43,6 +44,7 @@ class LayoutOptions:
     split: tuple[int, ...] | None = None  # blocks a node; None: even, the head counted as some more
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
 
 
 def choose_dtype(wanted: str | None, nodes: Sequence[DescriptionHeader]) -> str:
@@ -111,13 +113,6 @@ def _head_weight(directory: ModelDirectory, manifest: Manifest) -> float:
     return HEAD_SHARE * manifest.tensors[head_tensor(directory, manifest)].elements / block
 
 
-def head_tensor(directory: ModelDirectory, manifest: Manifest) -> str:
-    """The head's tensor; a tied one is the embedding's."""
-    names = directory.spec.weights
-    tied = directory.fields.get("tie_word_embeddings") or names.head not in manifest.tensors
-    return names.embed if tied else names.head
-
-
 def for_stage(plan: PlanHeader, stage: Stage, directory: ModelDirectory) -> PlanHeader:
     """The plan as one node gets it: of the manifest, what its stage is made of."""
     names = _tensors_of(plan, stage, directory)
@@ -127,25 +122,34 @@ def for_stage(plan: PlanHeader, stage: Stage, directory: ModelDirectory) -> Plan
 def _cells(
     plan: PlanHeader, directory: ModelDirectory, nodes: Sequence[DescriptionHeader], options: LayoutOptions
 ) -> int:
-    width = BYTES_PER_VALUE[plan.dtype]
-    kv_heads, head_dim = kv_shape(directory.fields)
-    cell = 2 * kv_heads * head_dim * width
-    weights = [
-        width * sum(plan.manifest.tensors[name].elements for name in _tensors_of(plan, stage, directory))
+    """Tokens of KV that every stage holds beside the rest of what it needs, as `plan.cost` counts it."""
+    sizes = model_sizes(directory, plan.manifest, plan.dtype)
+    rows = -(-options.batch // plan.micro_batches)
+    held = [
+        held_memory(
+            sizes,
+            options.memory,
+            blocks=len(stage.blocks),
+            batch=1,
+            rows=rows,
+            slot=1,
+            embeds=stage is plan.stages[0],
+            heads=stage is plan.stages[-1],
+        )
         for stage in plan.stages
     ]
+    usable = [int(options.memory.share * node.memory_free) for node in nodes]
+    room = [(have - (one.device - one.kv)) // one.kv for have, one in zip(usable, held, strict=True)]
     wanted = options.kv_tokens or options.batch * min(directory.context_length, DEFAULT_SLOT)
-    counts = [len(stage.blocks) for stage in plan.stages]
-    room = [int(ARENA_SHARE * (node.memory_free - w)) + w for node, w in zip(nodes, weights, strict=True)]
-    cells = arena_cells(memory=room, weights=weights, blocks=counts, cell=cell, wanted=wanted)
-    least = CELL_ALIGNMENT * plan.micro_batches
-    if cells < (options.kv_tokens or least):
-        tight = min(range(len(nodes)), key=lambda i: (room[i] - weights[i]) / counts[i])
-        need = weights[tight] + (options.kv_tokens or least) * counts[tight] * cell
+    cells = min(wanted, *room)
+    least = options.kv_tokens or CELL_ALIGNMENT * plan.micro_batches
+    if cells < least:
+        tight = min(range(len(nodes)), key=lambda place: room[place])
+        need = held[tight].device + (least - 1) * held[tight].kv
         raise PlanRefused(
-            f"{nodes[tight].node} cannot hold {plan.stages[tight]}: weights and KV memory need "
+            f"{nodes[tight].node} cannot hold {plan.stages[tight]}: weights, KV memory and buffers need "
             f"{need / 1e9:.2f} GB, of its {nodes[tight].memory_free / 1e9:.2f} GB free "
-            f"{room[tight] / 1e9:.2f} GB can be used",
+            f"{usable[tight] / 1e9:.2f} GB can be used",
             hint="give it fewer blocks with --split, add a node, or free memory there",
         )
     return cells

@@ -15,7 +15,6 @@ from bbquic.model.manifest import Manifest
 from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
 from bbquic.plan.cluster import JobShape, ModelSizes
 from bbquic.runtime.job import JobFile
-from bbquic.runtime.layout import head_tensor
 from bbquic.runtime.lines import split_lines
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.record import Record
@@ -48,6 +47,13 @@ def model_sizes(directory: ModelDirectory, manifest: Manifest, dtype: str) -> Mo
         kv_bytes=Bytes(2 * kv_heads * head_dim * width),
         tied=head == embed,
     )
+
+
+def head_tensor(directory: ModelDirectory, manifest: Manifest) -> str:
+    """The head's tensor; a tied one is the embedding's."""
+    names = directory.spec.weights
+    tied = directory.fields.get("tie_word_embeddings") or names.head not in manifest.tensors
+    return names.embed if tied else names.head
 
 
 def job_shape(

@@ -1,0 +1,124 @@
+"""A plan for a job: the cluster looked at, the job sampled, the search run, and its choice as a layout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from bbquic.model.directory import ModelDirectory
+from bbquic.model.manifest import Manifest
+from bbquic.plan.breakeven import Way
+from bbquic.plan.build import WAYS
+from bbquic.plan.candidates import SearchOptions
+from bbquic.plan.cluster import COMMAND, Cluster, JobShape, ModelSizes
+from bbquic.plan.explain import Explanation, explain, limit_sentence
+from bbquic.plan.search import Plan, search
+from bbquic.runtime.hop import CodecMode
+from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, choose_dtype
+from bbquic.runtime.protocol import DescriptionHeader
+from bbquic.runtime.sizes import model_sizes
+from bbquic.runtime.survey import SurveyOptions, survey
+from bbquic.transport.channel import Channel
+from bbquic.transport.identity import Peer
+
+Report = Callable[[str], None]
+
+# What a job is thought to be where none is named.
+USUAL_JOB = JobShape(sequences=256, prompt=128.0, output=128.0, longest=256.0, slot=512)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningOptions:
+    """`search` says what is given; `prices` are dollars an hour by node."""
+
+    search: SearchOptions = field(default_factory=SearchOptions)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    survey: SurveyOptions = field(default_factory=SurveyOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything a search is asked with; `notes` say what of the cluster is not known, or not for sure."""
+
+    cluster: Cluster
+    model: ModelSizes
+    job: JobShape
+    options: SearchOptions
+    dtype: str
+    notes: tuple[str, ...] = ()
+
+    def answer(self) -> Plan:
+        """Takes seconds where there are many nodes. Raises: PlanImpossible, ConfigError."""
+        return search(self.cluster, self.model, self.job, self.options)
+
+    def explain(self, plan: Plan) -> Explanation:
+        return explain(self.cluster, self.model, self.job, plan, self.options)
+
+
+async def ask(
+    channels: Sequence[Channel],
+    nodes: Sequence[Peer],
+    descriptions: Sequence[DescriptionHeader],
+    directory: ModelDirectory,
+    manifest: Manifest,
+    job: JobShape,
+    options: PlanningOptions,
+    *,
+    dtype: str | None,
+    report: Report,
+) -> Question:
+    """Look at the nodes and their links. Nobody else may read the channels meanwhile.
+
+    Raises: PlanRefused, ConfigError where no common dtype is found.
+    """
+    chosen = choose_dtype(dtype, descriptions)
+    seen = await survey(
+        channels, nodes, manifest, chosen, prices=options.prices, report=report, options=options.survey
+    )
+    known = {node.name for node in seen.cluster.nodes}
+    wanted = options.search.nodes
+    limits = options.search
+    if wanted is not None and not options.search.given:
+        limits = replace(limits, nodes=tuple(name for name in wanted if name in known))
+    return Question(seen.cluster, model_sizes(directory, manifest, chosen), job, limits, chosen, seen.notes)
+
+
+async def best_plan(question: Question) -> Plan:
+    """Its answer, worked out beside the event loop. Raises: PlanImpossible."""
+    return await asyncio.to_thread(question.answer)
+
+
+def ways_of(codec: CodecMode) -> tuple[Way, ...]:
+    """What hops may be planned with, when they are told to use a codec."""
+    return WAYS if codec is CodecMode.AUTO else (Way(codec.value),)
+
+
+def planned_layout(plan: Plan, dtype: str, options: LayoutOptions) -> LayoutOptions:
+    """The plan's choices where `options` left them open."""
+    layout = plan.layout
+    at_stage = layout.coordinator != COMMAND
+    return replace(
+        options,
+        batch=layout.batch,
+        micro_batches=layout.micro_batches,
+        split=tuple(stage.blocks for stage in layout.stages),
+        coordinator=CoordinatorPlace.STAGE if at_stage else CoordinatorPlace.HERE,
+        dtype=dtype,
+    )
+
+
+def summary(plan: Plan) -> list[str]:
+    """A plan in a few lines, for whoever starts a run by it."""
+    layout, prediction = plan.layout, plan.prediction
+    stages = ", ".join(f"{stage.node} {stage.first}-{stage.stop - 1}" for stage in layout.stages)
+    where = "here" if layout.coordinator == COMMAND else f"on {layout.coordinator}"
+    lines = [
+        f"plan: blocks {stages}; {layout.batch} sequences in {layout.micro_batches} micro-batches, "
+        f"coordinator {where}",
+        f"predicted: {prediction.tokens_per_second:.1f} tokens/s generated, "
+        f"a step of {prediction.step * 1e3:.0f} ms; {limit_sentence(layout, prediction)}",
+    ]
+    if plan.left_out:
+        lines.append(f"left out: {', '.join(plan.left_out)} (`bbquic plan` says why)")
+    return lines
