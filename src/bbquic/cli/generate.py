@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +13,15 @@ from typing import Annotated
 
 import typer
 
+from bbquic.cli.cluster import Joined, joined, opened
 from bbquic.cli.render import make_view, print_note, print_summary, showing
 from bbquic.cli.sizes import parse_split
-from bbquic.config import Peers, find_identity, load_peers
 from bbquic.errors import ConfigError
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.fetch import fetch_model
 from bbquic.model.manifest import manifest_of
 from bbquic.model.registry import ModelMissing, resolve_model, user_cache
+from bbquic.plan.candidates import SearchOptions
 from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
 from bbquic.runtime.generate import generate as run_generate
 from bbquic.runtime.hop import CodecMode
@@ -28,14 +29,10 @@ from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions
 from bbquic.runtime.local import LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
+from bbquic.runtime.planning import PlanningOptions, ways_of
 from bbquic.runtime.record import Defaults
 from bbquic.runtime.scheduler import DEPTH
 from bbquic.runtime.telemetry import JobStatistics
-from bbquic.transport.channel import Endpoint, Role
-from bbquic.transport.identity import Identity, Peer
-from bbquic.transport.link_memory import default_path
-from bbquic.transport.options import EndpointOptions
-from bbquic.transport.threaded import open_endpoint
 from bbquic.transport.turns import take_short_turns
 from bbquic.units import Bytes
 
@@ -43,6 +40,7 @@ PARTIAL = 3  # exit code: every line has its record, but some of them are errors
 INTERRUPTED = 130
 DEFAULT_PEERS = Path("peers.toml")
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_BATCH = 32
 LOCAL_NODES = 3
 LOCAL_MEMORY_SHARE = 0.7  # of free memory, for all local nodes together
 
@@ -81,12 +79,20 @@ def generate(
         typer.Option(help="Names from peers.toml in order, a,b,c; without a cluster, how many to start."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Blocks for each node, such as 10,10,10. Default: even by weight.")
+        str | None,
+        typer.Option(
+            help="Blocks for each node, such as 10,10,10: nothing is planned. Default: the plan's; "
+            "even by weight on nodes started here."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in flight.")] = 32,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences in flight. Default: the plan's; 32 without one.")
+    ] = None,
     microbatches: Annotated[
         int | None,
-        typer.Option(min=1, help="Default: one for each stage; one in all on nodes started here."),
+        typer.Option(
+            min=1, help="Default: the plan's; one for each stage without, and in all on nodes started here."
+        ),
     ] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="KV memory of each stage, in tokens.")] = None,
     prefill_tokens: Annotated[
@@ -119,7 +125,7 @@ def generate(
     turns = LocalTurns.of(microbatches, nodes=cluster.local, cores=_cores()) if cluster.local else None
     cluster = replace(cluster, turns=turns)
     layout = LayoutOptions(
-        batch=batch,
+        batch=batch or DEFAULT_BATCH,
         micro_batches=turns.micro_batches if turns is not None else microbatches,
         depth=turns.depth if turns is not None else DEPTH,
         split=parse_split(split) if split is not None else None,
@@ -128,8 +134,11 @@ def generate(
         codec=codec,
         coordinator=coordinator,
     )
-    options = RunOptions(layout=layout, prefill_tokens=prefill_tokens, trace=trace)
-    held = _open_model(model)
+    planning = None
+    if cluster.peers is not None and split is None:
+        planning = planning_options(layout, batch, microbatches, cluster.nodes, in_trace=trace is not None)
+    options = RunOptions(layout=layout, prefill_tokens=prefill_tokens, trace=trace, planning=planning)
+    held = open_model(model)
     take_short_turns()
     statistics = asyncio.run(_run(cluster, model, held, job, target, options))
     if statistics is None:
@@ -160,7 +169,30 @@ def _find_cluster(
     return _Cluster(None, certs, key, (), count)
 
 
-def _open_model(name: str) -> RunModel:
+def planning_options(
+    layout: LayoutOptions,
+    batch: int | None,
+    micro_batches: int | None,
+    nodes: tuple[str, ...],
+    *,
+    in_trace: bool = False,
+) -> PlanningOptions:
+    """What the planner is told: all that was said on the command line is given, the rest is free."""
+    at_stage = {CoordinatorPlace.HERE: False, CoordinatorPlace.STAGE: True}.get(layout.coordinator)
+    return PlanningOptions(
+        SearchOptions(
+            memory=layout.memory,
+            batch=batch,
+            micro_batches=micro_batches,
+            at_stage=False if in_trace else at_stage,
+            ways=ways_of(layout.codec),
+            nodes=nodes or None,
+            ordered=bool(nodes),
+        )
+    )
+
+
+def open_model(name: str) -> RunModel:
     """The model, fetched first where it is a known one that is missing."""
     try:
         directory = resolve_model(name, user_cache())
@@ -194,9 +226,11 @@ async def _run(
             yield
 
     try:
-        async with _endpoint(cluster, model, held.directory) as (endpoint, nodes):
+        async with _nodes(cluster, model, held.directory) as found:
+            if options.planning is not None:
+                options = replace(options, planning=replace(options.planning, prices=found.prices))
             return await run_generate(
-                endpoint, nodes, held, job, output, options, report=print_note, watch=watch
+                found.endpoint, found.nodes, held, job, output, options, report=print_note, watch=watch
             )
     except asyncio.CancelledError:
         if interrupted.is_set():
@@ -205,25 +239,11 @@ async def _run(
 
 
 @asynccontextmanager
-async def _endpoint(
-    cluster: _Cluster, model: str, directory: ModelDirectory
-) -> AsyncIterator[tuple[Endpoint, tuple[Peer, ...]]]:
+async def _nodes(cluster: _Cluster, model: str, directory: ModelDirectory) -> AsyncIterator[Joined]:
     """Our end of the network, and the nodes to use, started here where there is no cluster."""
     if cluster.peers is not None:
-        known = load_peers(cluster.peers)
-        identity, me = find_identity(known, cluster.certs, cluster.key)
-        if "coordinate" not in me.may:
-            raise ConfigError(
-                f"{me.name} may not coordinate",
-                hint=f'add may = ["coordinate"] to {me.name} in {cluster.peers}, on every machine',
-            )
-        names = cluster.nodes or tuple(peer.name for peer in known.values() if peer.address is not None)
-        nodes = tuple(_node(name, known) for name in names)
-        if not nodes:
-            raise ConfigError(f"{cluster.peers} has no peer with an address to run on")
-        links = default_path(os.environ, Path.home())
-        async with _opened(identity, known, "", links) as endpoint:
-            yield endpoint, nodes
+        async with joined(cluster.peers, cluster.certs, cluster.key, cluster.nodes) as found:
+            yield found
         return
     print_note(
         f"no peers.toml here: starting {cluster.local} node{'s' if cluster.local > 1 else ''} on this machine"
@@ -233,31 +253,10 @@ async def _endpoint(
     models = [str(directory.path)] if model != directory.name else []
     async with (
         local_nodes(cluster.local, models=models, turns=cluster.turns, memory=memory) as local,
-        _opened(local.identity, local.peers, "127.0.0.1") as endpoint,
+        opened(local.identity, local.peers, "127.0.0.1") as endpoint,
     ):
-        yield endpoint, local.nodes
-
-
-@asynccontextmanager
-async def _opened(
-    identity: Identity, peers: Mapping[str, Peer], host: str, links: Path | None = None
-) -> AsyncIterator[Endpoint]:
-    """An endpoint on any free port: a command is never dialled. `links` is where rates are remembered."""
-    options = EndpointOptions(links=links)
-    endpoint = await open_endpoint(identity, peers, Role.COMMAND, host=host, port=0, options=options)
-    try:
-        yield endpoint
-    finally:
-        await endpoint.close()
+        yield Joined(endpoint, local.nodes, {})
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _node(name: str, known: Peers) -> Peer:
-    if name not in known:
-        raise ConfigError(f"{known.path} names no peer {name}", hint=f"it has {', '.join(known)}")
-    if known[name].address is None:
-        raise ConfigError(f"{name} has no address in {known.path}", hint='add address = "host:port"')
-    return known[name]
