@@ -84,7 +84,7 @@ def test_shares_are_of_what_is_left() -> None:
     clock.now += 4
     assert whole.share(0.5).left == pytest.approx(3.0)
     clock.now += 20
-    assert whole.left == 0
+    assert whole.left == pytest.approx(0)
 
 
 def test_nothing_is_run_once_nobody_waits_for_it() -> None:
