@@ -24,8 +24,10 @@ from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import LayoutOptions
 from bbquic.runtime.loading import DiskLoader, ModelStore
 from bbquic.runtime.machine import Machine
+from bbquic.runtime.measure import Profiler
 from bbquic.runtime.node import Node
 from bbquic.runtime.pace import Pace
+from bbquic.runtime.profile_cache import ProfileCache
 from bbquic.runtime.request import Completion, Request
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.telemetry import JobStatistics
@@ -66,8 +68,12 @@ async def cluster_of(
     quic: bool = False,
     order: random.Random | None = None,
     commands: dict[str, frozenset[str]] | None = None,
+    profiles: Path | None = None,
 ) -> AsyncIterator[Cluster]:
-    """A node for each of `models`, node-1 and on, that serves the model in it under the name `tiny`."""
+    """A node for each of `models`, node-1 and on, that serves the model in it under the name `tiny`.
+
+    All keep what they measure of themselves in the folder `profiles`.
+    """
     names = tuple(f"node-{number + 1}" for number in range(len(models)))
     commands = commands or {COMMAND: frozenset({"coordinate"})}
     identities = {name: make_identity(name) for name in (*names, *commands)}
@@ -92,7 +98,8 @@ async def cluster_of(
     try:
         for name, model in zip(names, models, strict=True):
             loader = DiskLoader(ModelStore({"tiny": model}, model / "no-cache"), CPU, name)
-            node = Node(endpoints[name], peers[name], peers, loader, CPU)
+            profiler = Profiler(CPU, ProfileCache(profiles), budget=Seconds(0.5))
+            node = Node(endpoints[name], peers[name], peers, loader, CPU, profiler)
             cluster.nodes[name] = node
             cluster.tasks[name] = asyncio.create_task(node.serve())
         yield cluster

@@ -30,6 +30,7 @@ from bbquic.errors import (
 from bbquic.runtime.cluster import StageLink, deploy, describe_all, new_job_id
 from bbquic.runtime.layout import for_stage, make_plan
 from bbquic.runtime.protocol import (
+    MeasureHeader,
     PackHeader,
     PingHeader,
     PlanHeader,
@@ -37,6 +38,7 @@ from bbquic.runtime.protocol import (
     RefusedHeader,
     ReleaseHeader,
     Row,
+    SurveyHeader,
 )
 from bbquic.transport.channel import Channel
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
@@ -222,6 +224,8 @@ VALID: list[tuple[Kind, bytes]] = [
     (Kind.ROWS, encode_header(PackHeader("0" * 16, 0, 0, 1, (0, 1, 16), (Row(0, 1, 0, 1, True, None),)))),
     (Kind.PLAN, json.dumps({"job": "0" * 16}).encode()),
     (Kind.TOKENS, b"\x80"),
+    (Kind.MEASURE, encode_header(MeasureHeader("m", {"model_type": '"llama"'}, "float32", False))),
+    (Kind.SURVEY, encode_header(SurveyHeader(1, ("node-1", "command"), ("command",)))),
 ]
 
 

@@ -42,6 +42,12 @@ class ProfileKey(msgspec.Struct, frozen=True):
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: ProfileKey
     profile: WireProfile
+    check: str  # of the two: a figure that was changed looks like any other
+
+    @classmethod
+    def of(cls, key: ProfileKey, profile: WireProfile) -> _File:
+        encoded = msgspec.json.encode((key, profile), order="deterministic")
+        return cls(key, profile, hashlib.sha256(encoded).hexdigest()[:32])
 
 
 class ProfileCache:
@@ -61,8 +67,8 @@ class ProfileCache:
             if len(data) > MOST_FILE:
                 raise ValueError(f"over {MOST_FILE} bytes")
             held = msgspec.json.decode(data, type=_File)
-            if held.key != key:
-                raise ValueError("it is of another device or model")
+            if held != _File.of(key, held.profile):
+                raise ValueError("it was changed, or is of another device or model")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
@@ -78,7 +84,7 @@ class ProfileCache:
         scratch = place.with_name(f".{place.name}.{os.getpid()}")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            scratch.write_bytes(msgspec.json.format(msgspec.json.encode(_File(key, profile))))
+            scratch.write_bytes(msgspec.json.format(msgspec.json.encode(_File.of(key, profile))))
             scratch.replace(place)
         except OSError as error:
             logger.warning("%s cannot be written, the profile is measured anew next time: %s", place, error)
