@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 from random import Random
 
 import pytest
-from clusters import link, mesh, random_cluster, simple_node, small_job, small_model
 
-from bbquic.errors import ConfigError, PlanImpossible
-from bbquic.plan.bounds import least_step
-from bbquic.plan.breakeven import Way
-from bbquic.plan.build import Setting, Tables
-from bbquic.plan.candidates import MOST_ROWS, SearchOptions, batches, settings
-from bbquic.plan.cluster import COMMAND, Cluster, JobShape, Layout, ModelSizes, PlannedStage
-from bbquic.plan.cost import MemoryOptions, held_memory, stage_memory, steady_time
-from bbquic.plan.impossible import cheapest_change
-from bbquic.plan.instance import FIRST, LAST, Assignment, Objective, evaluate, place_of
-from bbquic.plan.paths import best_path
+from bbquic.errors import PlanImpossible
+from bbquic.plan.build import Tables
+from bbquic.plan.candidates import SearchOptions, settings
+from bbquic.plan.cluster import COMMAND, Cluster, JobShape, ModelSizes
+from bbquic.plan.cost import MemoryOptions, stage_memory, steady_time
+from bbquic.plan.instance import FIRST, LAST, Objective, evaluate, place_of
 from bbquic.plan.predict import predict
 from bbquic.plan.search import TIE, Plan, search
-from bbquic.plan.whatif import with_memory
-from bbquic.units import Bytes
+from clusters import random_cluster, small_job, small_model
 
 MEMORY = MemoryOptions(share=1.0, pack_tokens=1)
 OPTIONS = SearchOptions(memory=MEMORY)

@@ -15,7 +15,7 @@ from bbquic.cli.cluster import joined
 from bbquic.cli.draw_plan import Alternative, plan_document, plan_lines
 from bbquic.cli.generate import DEFAULT_MODEL, open_model, planning_options
 from bbquic.cli.render import print_note
-from bbquic.errors import BBQuicError, ConfigError, PlanImpossible
+from bbquic.errors import BBQuicError, ConfigError
 from bbquic.plan.cluster import Cluster, JobShape
 from bbquic.plan.whatif import with_link_rate, with_node, without
 from bbquic.runtime.cluster import ClusterDeadlines, describe_all, dialled
@@ -72,7 +72,7 @@ def plan(
     question = asyncio.run(_ask(peers, certs, key, names, held, shape, layout, options))
     chosen = asyncio.run(best_plan(question))
     explanation = question.explain(chosen)
-    others = tuple(_alternative(text, change, question) for text, change in changes)
+    others = tuple(alternative(text, change, question) for text, change in changes)
     if as_json:
         typer.echo(json.dumps(plan_document(question, chosen, explanation, others), indent=2))
         return
@@ -155,12 +155,10 @@ def _one_more(cluster: Cluster, name: str) -> Cluster:
     return with_node(cluster, replace(like, name=other), links)
 
 
-def _alternative(text: str, change: Changed, question: Question) -> Alternative:
-    """The plan of the changed cluster; where nothing fits it, the reason."""
+def alternative(text: str, change: Changed, question: Question) -> Alternative:
+    """The plan of the changed cluster; where there is none, the reason."""
     try:
         changed = replace(question, cluster=change(question.cluster))
         return Alternative(text, changed.answer(), None)
-    except PlanImpossible as error:
-        return Alternative(text, None, error.message)
     except BBQuicError as error:
-        raise ConfigError(f"--what-if {text}: {error.message}", hint=error.hint) from None
+        return Alternative(text, None, error.message)

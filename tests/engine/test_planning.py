@@ -1,0 +1,124 @@
+"""A run that plans by itself: the nodes that answer, the best layout, the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from engine_helpers import (
+    CPU,
+    Cluster,
+    answer,
+    cluster_of,
+    options,
+    read_answers,
+    run,
+    run_model,
+    write_prompts,
+)
+
+from bbquic.errors import PeerUnreachable, PlanImpossible
+from bbquic.plan.candidates import SearchOptions
+from bbquic.plan.cost import MemoryOptions
+from bbquic.runtime.generate import RunOptions
+from bbquic.runtime.measure import Profiler
+from bbquic.runtime.planning import PlanningOptions
+from bbquic.runtime.profile_cache import ProfileCache
+from bbquic.runtime.protocol import MeasureHeader
+from bbquic.runtime.survey import SurveyOptions
+from bbquic.units import Bytes, Seconds
+from tiny_model import make_tiny_llama
+
+RECORDS = [{"prompt": text, "max_tokens": 6} for text in ("one two three", "four", "five six seven eight")]
+QUICK = SurveyOptions(profile=Seconds(60), look=Seconds(60), probe=Seconds(60), ask=Seconds(0.01))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("profiles")
+    asked = MeasureHeader("tiny", run_model(model).manifest.config, "float32", fresh=False)
+    Profiler(CPU, ProfileCache(folder), budget=Seconds(0.1)).measured(asked, Bytes(0), lambda: False)
+    return folder
+
+
+def planned(search: SearchOptions | None = None) -> RunOptions:
+    how = options(kv_tokens=None)
+    return RunOptions(
+        layout=how.layout,
+        prefill_tokens=how.prefill_tokens,
+        coordinator=how.coordinator,
+        deadlines=how.deadlines,
+        planning=PlanningOptions(search or SearchOptions(), survey=QUICK),
+    )
+
+
+def test_a_run_plans_by_itself_and_says_what_it_chose(model: Path, profiles: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", RECORDS)
+    said: list[str] = []
+
+    async def main() -> None:
+        async with cluster_of([model] * 2, profiles=profiles) as cluster:
+            await answer(cluster, model, prompts, tmp_path / "planned.jsonl", planned(), report=said.append)
+            await answer(cluster, model, prompts, tmp_path / "plain.jsonl", options())
+
+    run(main)
+    assert any(line.startswith("plan: blocks ") for line in said)
+    assert any(line.startswith("predicted: ") for line in said)
+    with_plan, without = (read_answers(tmp_path / f"{name}.jsonl") for name in ("planned", "plain"))
+    assert {line: one["text"] for line, one in with_plan.items()} == {
+        line: one["text"] for line, one in without.items()
+    }
+
+
+def test_a_node_that_does_not_answer_is_done_without(model: Path, profiles: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", RECORDS)
+    said: list[str] = []
+
+    async def main() -> None:
+        async with cluster_of([model] * 3, profiles=profiles) as cluster:
+            await stop(cluster, "node-2")
+            await answer(cluster, model, prompts, tmp_path / "out.jsonl", planned(), report=said.append)
+
+    run(main)
+    assert any(line.startswith("going on without node-2: ") for line in said)
+    assert len(read_answers(tmp_path / "out.jsonl")) == len(RECORDS)
+
+
+def test_nodes_that_were_named_in_order_are_all_needed(model: Path, profiles: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", RECORDS)
+    how = planned(SearchOptions(nodes=("node-1", "node-2"), ordered=True))
+
+    async def main() -> None:
+        async with cluster_of([model] * 2, profiles=profiles) as cluster:
+            await stop(cluster, "node-2")
+            with pytest.raises(PeerUnreachable, match="node-2"):
+                await answer(cluster, model, prompts, tmp_path / "out.jsonl", how)
+
+    run(main)
+
+
+def test_what_fits_nowhere_is_refused_with_need_and_have(model: Path, profiles: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", RECORDS)
+    how = planned(SearchOptions(memory=MemoryOptions(share=1e-9)))
+
+    async def main() -> None:
+        async with cluster_of([model] * 2, profiles=profiles) as cluster:
+            with pytest.raises(PlanImpossible, match=r"needs [\d.]+ GB and has [\d.]+ GB") as caught:
+                await answer(cluster, model, prompts, tmp_path / "out.jsonl", how)
+            assert caught.value.hint is not None
+
+    run(main)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+async def stop(cluster: Cluster, name: str) -> None:
+    """End a node as if its process had ended: nobody answers at its address any more."""
+    cluster.tasks[name].cancel()
+    await asyncio.wait([cluster.tasks[name]])
+    await cluster.endpoints[name].close()
