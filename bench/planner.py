@@ -36,9 +36,9 @@ class Report:
     _figures: Figures | None = None
 
     def figures(self) -> Figures:
-        """Of this machine, measured once a run."""
+        """Of this machine, measured once a run; without overheads where it is only to start."""
         if self._figures is None:
-            self._figures = calibration.calibrate(*((2, (1, 2)) if self.quick else ()))
+            self._figures = calibration.codecs_alone() if self.quick else calibration.calibrate()
             overhead = self._figures.overhead
             codecs = {
                 way: f"{speed.ratio:.1%}, {8e-6 / speed.encode:.0f} and {8e-6 / speed.decode:.0f} Mbit/s"
@@ -90,7 +90,9 @@ def choices(report: Report) -> None:
     for scene in scenarios:
         tried = candidates(scene, figures)
         for name, one in tried.items():
-            report.say(f"{scene.name} {name}: {shown(one.layout)}; predicted {one.tokens_per_second:.1f} tok/s")
+            report.say(
+                f"{scene.name} {name}: {shown(one.layout)}; predicted {one.tokens_per_second:.1f} tok/s"
+            )
         layouts = {name: one.layout for name, one in tried.items()}
         found = choice.compare(scene, layouts, report.rounds, *((2,) if report.quick else ()))
         report.measured[f"choice_{scene.name}"] = found.ratio
@@ -108,7 +110,7 @@ def places(report: Report) -> None:
     scene = far_command()
     ours = candidates(scene, report.figures())[choice.OURS].layout
     report.measured["place_chosen"] = float(ours.coordinator != COMMAND)
-    found = place.compare(scene, place.BLOCKS, max(1, report.rounds // 2), 4 if report.quick else 20)
+    found = place.compare(scene, ours, max(1, report.rounds // 2), 4 if report.quick else 20)
     report.measured["place_ratio"] = found.ratio
     report.details["place"] = {"command_s": spread(found.command), "stage_s": spread(found.stage)}
     report.say(

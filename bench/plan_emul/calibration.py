@@ -19,13 +19,13 @@ BATCH = 32
 JOB = JobShape(sequences=BATCH, prompt=0, output=64, longest=64, slot=64)
 HIDDEN = 4096
 
-SCENE = Scene(
-    "calibration",
-    model("calibration", BLOCKS, HIDDEN),
-    tuple(machine(name, 2.0) for name in NAMES),
-    joined(*((one, other, 80, 10) for one in NAMES for other in NAMES if one < other)),
-    JOB,
-)
+
+def scene(nodes: int) -> Scene:
+    """Like nodes on like links."""
+    names = NAMES[:nodes]
+    links = joined(*((one, other, 80, 10) for one in names for other in names if one < other))
+    sizes = model("calibration", BLOCKS, HIDDEN)
+    return Scene("calibration", sizes, tuple(machine(name, 2.0) for name in names), links, JOB)
 
 
 def calibrate(counted: int = 12, stages: Sequence[int] = (1, 2, 3, 4)) -> Figures:
@@ -33,11 +33,17 @@ def calibrate(counted: int = 12, stages: Sequence[int] = (1, 2, 3, 4)) -> Figure
     layouts = [
         layout_of(tuple((name, BLOCKS // count) for name in NAMES[:count]), BATCH, 1) for count in stages
     ]
-    with emulated(SCENE, layouts) as emulation:
+    row = scene(max(stages))
+    with emulated(row, layouts) as emulation:
         steps = [emulation.run(layout, "raw", counted=counted).step for layout in layouts]
-    free = [predict(SCENE, Figures(), layout).step for layout in layouts]
+    free = [predict(row, Figures(), layout).step for layout in layouts]
     rest = [step - predicted for step, predicted in zip(steps, free, strict=True)]
-    return Figures(overhead(stages, rest), codec_speeds(DTYPE, HIDDEN, BATCH))
+    return Figures(overhead(stages, rest), codecs_alone().codecs)
+
+
+def codecs_alone() -> Figures:
+    """Codec speeds in this process, and no overheads."""
+    return Figures(codecs=codec_speeds(DTYPE, HIDDEN, BATCH))
 
 
 def overhead(stages: Sequence[int], rest: Sequence[float]) -> Overhead:

@@ -23,7 +23,9 @@ class Emulation:
     scene: Scene
     processes: Processes
 
-    def run(self, layout: Layout, codec: CodecName, *, counted: int = 8, warm_up: int | None = None) -> Measured:
+    def run(
+        self, layout: Layout, codec: CodecName, *, counted: int = 8, warm_up: int | None = None
+    ) -> Measured:
         """Steps of a layout. A hop with a codec of its choice learns for some passes more, uncounted."""
         learns = 0 if codec == "raw" else -(-LEARN_ROWS // layout.batch)
         first = WARM_UP + learns if warm_up is None else warm_up

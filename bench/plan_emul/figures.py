@@ -42,7 +42,9 @@ def codec_speeds(dtype: str, hidden: int, rows: int, repeats: int = 9) -> dict[W
     pool = Pool(dtype, hidden, max(rows, LEARN_ROWS))
     table = TableLearner().add(pool.next_slice(LEARN_ROWS), WIDTHS[dtype])
     assert table is not None, "a table follows from so many rows"
-    return {way: _speed(pool, table, Shape(dtype, rows, hidden), codec, repeats) for way, codec in CODECS.items()}
+    return {
+        way: _speed(pool, table, Shape(dtype, rows, hidden), codec, repeats) for way, codec in CODECS.items()
+    }
 
 
 def _speed(pool: Pool, table: ShiftTable, shape: Shape, codec: Codec, repeats: int) -> CodecSpeed:

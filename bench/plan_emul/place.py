@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bbquic.plan.cluster import COMMAND
+from bbquic.plan.cluster import COMMAND, Layout
 from bench.common import median
 from bench.plan_emul.emulation import emulated
-from bench.plan_emul.predict import layout_of
 from bench.plan_emul.scene import Scene, home_of
 from bench.stand_in.observed import Passed
-
-BLOCKS = (("a", 12), ("b", 12))
 
 
 @dataclass(frozen=True)
@@ -28,16 +25,17 @@ class Places:
         return median(self.stage) / median(self.command)
 
 
-def compare(scene: Scene, blocks: tuple[tuple[str, int], ...], rounds: int, steps: int) -> Places:
-    """A job of `steps` tokens for each of 32 sequences in four micro-batches, both ways in turn."""
-    layouts = {place: layout_of(blocks, 32, 4, place) for place in (COMMAND, blocks[0][0])}
-    seconds: dict[str, list[float]] = {place: [] for place in layouts}
-    with emulated(scene, layouts.values()) as emulation:
+def compare(scene: Scene, layout: Layout, rounds: int, steps: int) -> Places:
+    """A job of `steps` tokens a sequence by this layout, with the coordinator in either place, in turn."""
+    stage = layout.stages[0].node
+    layouts = [replace(layout, coordinator=place) for place in (COMMAND, stage)]
+    seconds: dict[str, list[float]] = {COMMAND: [], stage: []}
+    with emulated(scene, layouts) as emulation:
         for _ in range(rounds):
-            for place, layout in layouts.items():
-                cell = scene.cell(layout, codec="auto", warm_up=0, counted=steps)
-                seconds[place].append(_took(emulation.processes.run(cell, home_of(layout))))
-    return Places(seconds[COMMAND], seconds[blocks[0][0]])
+            for one in layouts:
+                cell = scene.cell(one, codec="auto", warm_up=0, counted=steps)
+                seconds[one.coordinator].append(_took(emulation.processes.run(cell, home_of(one))))
+    return Places(seconds[COMMAND], seconds[stage])
 
 
 def _took(passes: Sequence[Passed]) -> float:

@@ -84,7 +84,8 @@ def all_scenarios() -> tuple[Scene, ...]:
 
 
 def far_command() -> Scene:
-    """Two nodes near one another, and the command 80 ms from both."""
+    """Two nodes near one another, neither of which holds all, and the command 80 ms from both."""
     links = joined(("a", "b", 100, 10), (HOME, "a", 50, 80), (HOME, "b", 50, 80))
     sizes = model("place", 24, 4096, block_mb=400, kv_bytes=4096)
-    return Scene("far_command", sizes, (machine("a", 1.5), machine("b", 1.5)), links, JOB)
+    nodes = (machine("a", 1.5, memory_gb=7), machine("b", 1.5, memory_gb=7))
+    return Scene("far_command", sizes, nodes, links, JOB)

@@ -59,7 +59,9 @@ class Traced:
 
     def phase_ratios(self) -> list[float]:
         """Of each phase: live over the setting that does best in it."""
-        middles = {name: [median(part) for part in zip(*rounds, strict=True)] for name, rounds in self.phases.items()}
+        middles = {
+            name: [median(part) for part in zip(*rounds, strict=True)] for name, rounds in self.phases.items()
+        }
         best = [max(parts) for parts in zip(*(m for name, m in middles.items() if name != LIVE), strict=True)]
         return [ours / other for ours, other in zip(middles[LIVE], best, strict=True)]
 
@@ -70,7 +72,9 @@ NAMES = ("a", "b", "c")
 
 
 def _scene(name: str, *links: tuple[str, str, float, float]) -> Scene:
-    return Scene(name, model(name, 30, 6656), tuple(machine(host, 2.0) for host in NAMES), joined(*links), JOB)
+    return Scene(
+        name, model(name, 30, 6656), tuple(machine(host, 2.0) for host in NAMES), joined(*links), JOB
+    )
 
 
 STEPPED_SCENE = _scene("stepped", ("a", "b", 500, 20), ("b", "c", 500, 20), ("a", "c", 500, 20))

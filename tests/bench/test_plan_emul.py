@@ -43,7 +43,9 @@ def test_each_stage_gets_a_plan_with_its_own_time_on_its_own_host() -> None:
     assert plans[0].stages == plans[1].stages
     assert plans[0].job == plans[1].job
     waits = [StandIn.of_config(plan.manifest.config).cost(32) for plan in plans]
-    assert waits == pytest.approx([6 * 3.0e-3, 18 * 1.5e-3])  # a embeds only where it is first, b heads if last
+    assert waits == pytest.approx(
+        [6 * 3.0e-3, 18 * 1.5e-3]
+    )  # a embeds only where it is first, b heads if last
 
 
 def test_a_cell_that_names_no_hosts_takes_the_first() -> None:
@@ -53,9 +55,7 @@ def test_a_cell_that_names_no_hosts_takes_the_first() -> None:
 
 def test_a_cell_with_fewer_hosts_than_stages_is_refused() -> None:
     with pytest.raises(ValueError, match="1 hosts or costs for 2 stages"):
-        Cell(
-            (1, 1), StandIn(576, CostTable.of_step(0.01), 16), "float16", 32, 2, 2, 3, hosts=("a",)
-        )
+        Cell((1, 1), StandIn(576, CostTable.of_step(0.01), 16), "float16", 32, 2, 2, 3, hosts=("a",))
 
 
 def test_an_emulated_rate_counts_packets_and_a_planned_one_what_is_in_them() -> None:
