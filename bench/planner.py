@@ -7,6 +7,7 @@ figures mean.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,19 +42,22 @@ class Report:
             self._figures = calibration.codecs_alone() if self.quick else calibration.calibrate()
             overhead = self._figures.overhead
             codecs = {
-                way: f"{speed.ratio:.1%}, {8e-6 / speed.encode:.0f} and {8e-6 / speed.decode:.0f} Mbit/s"
+                way.value: f"{speed.ratio:.1%}, {_mbit(speed.encode)} and {_mbit(speed.decode)} Mbit/s"
                 for way, speed in self._figures.codecs.items()
             }
-            self.details["overhead_s"] = {"stage": overhead.stage, "coordinator": overhead.coordinator}
+            parts = dataclasses.asdict(overhead)
+            self.details["overhead_s"] = parts
             self.details["codecs"] = codecs
-            self.say(
-                f"a pack's overhead: {overhead.stage * 1e3:.2f} ms a stage, "
-                f"{overhead.coordinator * 1e3:.2f} ms a loop; codecs {codecs}"
-            )
+            shares = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in parts.items())
+            self.say(f"a pack's overhead: {shares}; codecs: {codecs}")
         return self._figures
 
     def say(self, line: str) -> None:
         print(line, flush=True)
+
+
+def _mbit(seconds_a_byte: float) -> str:
+    return f"{8e-6 / seconds_a_byte:.0f}"
 
 
 def predictions(report: Report) -> None:

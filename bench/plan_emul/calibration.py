@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Mapping
 
 from bbquic.plan.cluster import JobShape
 from bbquic.units import Seconds
@@ -14,6 +12,8 @@ from bench.plan_emul.predict import layout_of, predict
 from bench.plan_emul.scene import DTYPE, Scene, joined, machine, model
 
 NAMES = ("a", "b", "c", "d")
+STAGES = (1, 2, 3, 4)  # a loop of n > 1 stages has n - 1 hops and the way back
+CIRCULATING = 4  # micro-batches that keep one stage busy
 BLOCKS = 12  # one, two, three or four stages of equal length
 BATCH = 32
 JOB = JobShape(sequences=BATCH, prompt=0, output=64, longest=64, slot=64)
@@ -28,17 +28,17 @@ def scene(nodes: int) -> Scene:
     return Scene("calibration", sizes, tuple(machine(name, 2.0) for name in names), links, JOB)
 
 
-def calibrate(counted: int = 12, stages: Sequence[int] = (1, 2, 3, 4)) -> Figures:
+def calibrate(counted: int = 12) -> Figures:
     """Overheads and codec speeds of this machine."""
-    layouts = [
-        layout_of(tuple((name, BLOCKS // count) for name in NAMES[:count]), BATCH, 1) for count in stages
-    ]
-    row = scene(max(stages))
-    with emulated(row, layouts) as emulation:
-        steps = [emulation.run(layout, "raw", counted=counted).step for layout in layouts]
-    free = [predict(row, Figures(), layout).step for layout in layouts]
-    rest = [step - predicted for step, predicted in zip(steps, free, strict=True)]
-    return Figures(overhead(stages, rest), codecs_alone().codecs)
+    busy = layout_of((("a", BLOCKS),), BATCH, CIRCULATING)
+    rows = [layout_of(tuple((name, BLOCKS // n) for name in NAMES[:n]), BATCH, 1) for n in STAGES]
+    like = scene(max(STAGES))
+    rest = []
+    with emulated(like, [busy, *rows]) as emulation:
+        for layout in (busy, *rows):
+            step = emulation.run(layout, "raw", counted=counted).step
+            rest.append(step - predict(like, Figures(), layout).step)
+    return Figures(overhead(rest[0], dict(zip(STAGES, rest[1:], strict=True))), codecs_alone().codecs)
 
 
 def codecs_alone() -> Figures:
@@ -46,15 +46,11 @@ def codecs_alone() -> Figures:
     return Figures(codecs=codec_speeds(DTYPE, HIDDEN, BATCH))
 
 
-def overhead(stages: Sequence[int], rest: Sequence[float]) -> Overhead:
-    """Of what steps of so many stages took beyond their prediction: a part for each stage, and one for all.
-
-    Neither is negative.
+def overhead(busy: float, rows: Mapping[int, float]) -> Overhead:
+    """Overheads from what steps took beyond their predictions without any: `busy` of one stage that is never
+    without a pack, `rows` of one pack going round so many stages. None of them is negative.
     """
-    counts = np.array(stages, dtype=float)
-    each, once = np.polyfit(counts, np.array(rest), 1) if len(stages) > 1 else (0.0, rest[0])
-    if once < 0:
-        each, once = float(np.sum(counts * rest) / np.sum(counts * counts)), 0.0
-    elif each < 0:
-        each, once = 0.0, float(np.mean(rest))
-    return Overhead(Seconds(max(0.0, float(each))), Seconds(max(0.0, float(once))))
+    stage = max(0.0, busy / CIRCULATING)
+    coordinator = max(0.0, rows[1] - stage)
+    hops = [(rest - count * stage - coordinator) / count for count, rest in rows.items() if count > 1]
+    return Overhead(Seconds(stage), Seconds(max(0.0, sum(hops) / len(hops))), Seconds(coordinator))

@@ -20,12 +20,14 @@ CODECS = {Way.H8: Codec.H8, Way.REC: Codec.REC}
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What a pack takes beside computing, coding and travelling: at a stage, and once a loop.
+    """What a pack takes beside computing, coding and travelling.
 
-    At a stage: lanes, threads and the transport of both ends. Once a loop: the coordinator's turn-round.
+    stage: keeps a stage's device idle between two packs. hop: of a message between two machines, lanes and
+    transport of both ends, while others use them. coordinator: its turn-round, once a loop.
     """
 
     stage: Seconds = Seconds(0.0)
+    hop: Seconds = Seconds(0.0)
     coordinator: Seconds = Seconds(0.0)
 
 

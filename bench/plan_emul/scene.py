@@ -100,7 +100,7 @@ class Scene:
         )
         known = self.links if HOME in self.hosts else {**self._beside_all(), **self.links}
         links = {
-            (_planned(source), _planned(target)): link_profile(link)
+            (_planned(source), _planned(target)): link_profile(link, figures.overhead.hop)
             for (source, target), link in known.items()
         }
         return Cluster(nodes, links)
@@ -166,12 +166,13 @@ def cost_table(node: NodeProfile, blocks: int, place: int) -> CostTable:
     return CostTable(tuple((size, sum(times * curve(size) for curve, times in curves)) for size in sizes))
 
 
-def link_profile(link: Link) -> LinkProfile:
-    """An emulated link as a planner sees it: its rate in bytes of datagrams. Raises: ValueError: no rate."""
+def link_profile(link: Link, overhead: Seconds = Seconds(0.0)) -> LinkProfile:
+    """An emulated link as a planner sees it: its rate in bytes of datagrams, what a message takes in addition
+    in its delay. Raises: ValueError: no rate."""
     if link.rate_mbps is None:
         raise ValueError("a link without a limit has no rate to plan with")
     rate = link.rate_mbps * 1e6 / 8 * DATAGRAM / PACKET
-    return LinkProfile(BytesPerSecond(rate), Seconds(link.delay_ms / 1e3), link.loss)
+    return LinkProfile(BytesPerSecond(rate), Seconds(link.delay_ms / 1e3 + overhead), link.loss)
 
 
 def _planned(host: str) -> str:

@@ -85,11 +85,11 @@ def test_a_row_of_like_stages_is_predicted_as_its_bound_with_headers(micro_batch
     assert found.step == pytest.approx(bound.step(32, micro_batches), rel=0.005)  # tokens have a size, here
 
 
-def test_overheads_count_at_each_stage_and_once_a_loop() -> None:
+def test_overheads_count_at_each_stage_on_each_hop_and_once_a_loop() -> None:
     layout = layout_of(TWO_EVEN, 16, 1)
     plain = predict(TWO, Figures(), layout)
-    loaded = predict(TWO, Figures(Overhead(Seconds(0.002), Seconds(0.005))), layout)
-    assert loaded.loop == pytest.approx(plain.loop + 2 * 0.002 + 0.005)
+    loaded = predict(TWO, Figures(Overhead(Seconds(0.002), Seconds(0.003), Seconds(0.005))), layout)
+    assert loaded.loop == pytest.approx(plain.loop + 2 * 0.002 + 2 * 0.003 + 0.005)
     assert loaded.cycle >= plain.cycle
 
 
@@ -104,10 +104,10 @@ def test_a_prediction_uses_codecs_where_they_pay_and_none_where_all_is_sent_raw(
 
 
 def test_overheads_are_found_in_what_is_left_and_never_negative() -> None:
-    found = overhead((1, 2, 4), [0.003 + 0.002 * count for count in (1, 2, 4)])
-    assert (found.stage, found.coordinator) == pytest.approx((0.002, 0.003))
-    assert overhead((1, 2), (0.001, 0.004)).coordinator == 0
-    assert overhead((1, 2), (0.004, 0.001)).stage == 0
+    rows = {1: 0.002 + 0.005, 2: 2 * 0.002 + 2 * 0.003 + 0.005, 4: 4 * 0.002 + 4 * 0.003 + 0.005}
+    found = overhead(4 * 0.002, rows)
+    assert (found.stage, found.hop, found.coordinator) == pytest.approx((0.002, 0.003, 0.005))
+    assert overhead(-0.1, {1: -0.1, 2: -0.1}) == Overhead()
 
 
 def ran(scene: str, predicted: float, measured: float) -> Ran:
