@@ -275,6 +275,12 @@ def test_a_link_or_a_codec_that_is_missing_is_refused() -> None:
 
 # Whole jobs.
 
+
+def loop_of(cluster: Cluster, layout: Layout, load: Load) -> float:
+    line = Line(cluster, MODEL, layout)
+    return line.figures(line.times(load, layout.ways))[1]
+
+
 lengths = st.lists(st.tuples(st.integers(1, 700), st.integers(1, 40)), min_size=1, max_size=40)
 
 
@@ -288,7 +294,7 @@ def test_a_job_ends_with_every_sequence_and_beats_no_bound(
     assert got.tokens == sum(answer for _, answer in sequences)
     assert all(0 < time <= got.seconds for time in got.ended)
     assert max(got.busy.values()) <= got.seconds * (1 + 1e-9)
-    _, loop = Line(cluster, MODEL, layout).figures(Load(1, 0.0), layout.ways)
+    loop = loop_of(cluster, layout, Load(1, 0.0))
     for (_, answer), ended in zip(sequences, got.ended, strict=True):
         assert ended >= (answer - 1) * loop * (1 - 1e-9)
 
@@ -308,7 +314,7 @@ def test_in_the_tail_fewer_micro_batches_are_a_shorter_step() -> None:
     cluster = Cluster(tuple(slow), cluster.links)
     sequences = [(5, 10 if number % 4 else 100) for number in range(32)]
     got = simulate_job(cluster, MODEL, layout, sequences)
-    _, loop = Line(cluster, MODEL, layout).figures(Load(8, 50.0), layout.ways)
+    loop = loop_of(cluster, layout, Load(8, 50.0))
     assert got.seconds < 1.3 * 100 * loop
 
 

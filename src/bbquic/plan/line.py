@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import COMMAND, Cluster, Layout, LinkProfile, ModelSizes, NodeProfile
@@ -63,7 +64,18 @@ class Wire(Resource):
 
 
 @dataclass(frozen=True, slots=True)
-class HopPassage:
+class PackTimes:
+    """What a pack asks of each resource, seconds by the cluster's figures; `payload` raw bytes of a hop."""
+
+    payload: float
+    ways: tuple[Way, ...]
+    compute: tuple[float, ...]
+    hops: tuple[HopTime, ...]
+    lead: float
+    back: float
+
+
+class HopPassage(NamedTuple):
     """What a hop took for one pack, without waiting: lanes and wire in seconds, bytes raw and on the wire."""
 
     way: Way
@@ -74,12 +86,11 @@ class HopPassage:
     sent: float
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(NamedTuple):
     """One pack's way around the loop; `compute` by stages, without waiting."""
 
-    entered: Seconds
-    back: Seconds
+    entered: float
+    back: float
     compute: tuple[float, ...]
     hops: tuple[HopPassage, ...]
 
@@ -143,63 +154,56 @@ class Line:
         """Services so far."""
         return sum(resource.served for resource in self.resources())
 
-    def send(self, now: float, load: Load, ways: Sequence[Way], wanting: float | None = None) -> Passage:
-        """A pack enters; packs enter in the order of their times. `wanting` rows get a token, by default
-        the decode rows."""
-        wanting = load.rows if wanting is None else wanting
-        at = now
-        if self._lead is not None:
-            at = self._lead.carry(at, self._leg(self._lead, load, back=False))[1]
-        compute: list[float] = []
-        hops: list[HopPassage] = []
-        for number, stage in enumerate(self._stages):
-            amount = _compute_time(stage, load, wanting)
-            compute.append(amount)
-            at = stage.compute.serve(at, amount)
-            if not stage.is_last:
-                at, hop = self._hop(number, at, load, ways[number])
-                hops.append(hop)
-        if self._back is not None:
-            at = self._back.carry(at, self._leg(self._back, load, back=True))[1]
-        return Passage(Seconds(now), Seconds(at), tuple(compute), tuple(hops))
+    def times(self, load: Load, ways: Sequence[Way], wanting: float | None = None) -> PackTimes:
+        """What resources are to do for a pack; `wanting` rows get a token, by default the decode rows."""
+        rows = load.rows if wanting is None else wanting
+        return PackTimes(
+            payload=load.tokens * self._model.hidden * self._model.value_bytes,
+            ways=tuple(ways),
+            compute=tuple(_compute_time(stage, load, rows) for stage in self._stages),
+            hops=tuple(self._hop_time(number, load, way) for number, way in enumerate(ways)),
+            lead=_leg_time(self._lead, load, back=False),
+            back=_leg_time(self._back, load, back=True),
+        )
 
-    def _hop(self, number: int, at: float, load: Load, way: Way) -> tuple[float, HopPassage]:
-        hop = self._hop_time(number, load, way)
-        if hop.out:
-            at = self._stages[number].out.serve(at, hop.out)
-        wire = self._wires[number]
-        began = max(at, wire.free)
-        left, at = wire.carry(at, hop.wire)
-        if hop.into:
-            at = self._stages[number + 1].into.serve(at, hop.into)
-        sent = hop.wire * wire.link.rate
-        return at, HopPassage(way, self._payload(load), hop.out, left - began, hop.into, sent)
+    def send(self, now: float, pack: PackTimes) -> Passage:
+        """A pack enters; packs enter in the order of their times."""
+        at = now if self._lead is None else self._lead.carry(now, pack.lead)[1]
+        at = self._stages[0].compute.serve(at, pack.compute[0])
+        hops: list[HopPassage] = []
+        for number, hop in enumerate(pack.hops):
+            sender, wire, receiver = self._stages[number], self._wires[number], self._stages[number + 1]
+            if hop.out:
+                at = sender.out.serve(at, hop.out)
+            began = max(at, wire.free)
+            left, at = wire.carry(at, hop.wire)
+            if hop.into:
+                at = receiver.into.serve(at, hop.into)
+            at = receiver.compute.serve(at, pack.compute[number + 1])
+            sent = hop.wire * wire.link.rate
+            hops.append(HopPassage(pack.ways[number], pack.payload, hop.out, left - began, hop.into, sent))
+        if self._back is not None:
+            at = self._back.carry(at, pack.back)[1]
+        return Passage(now, at, pack.compute, tuple(hops))
 
     def _hop_time(self, number: int, load: Load, way: Way) -> HopTime:
         sender, receiver = self._stages[number].node, self._stages[number + 1].node
-        hop = hop_time(sender, receiver, self._wires[number].link, self._payload(load), way)
+        size = load.tokens * self._model.hidden * self._model.value_bytes
+        hop = hop_time(sender, receiver, self._wires[number].link, size, way)
         if hop.out == float("inf"):
             raise ValueError(f"{sender.name} and {receiver.name} do not both know {way}")
         return hop
 
-    def _payload(self, load: Load) -> float:
-        return load.tokens * self._model.hidden * self._model.value_bytes
+    def figures(self, pack: PackTimes) -> tuple[Seconds, Seconds]:
+        """(cycle, loop) of such packs, nothing waiting and nothing varying; legs are resources too."""
+        cycle = max(*pack.compute, *(hop.busy for hop in pack.hops), pack.lead, pack.back)
+        loop = sum(pack.compute) + sum(hop.passes for hop in pack.hops) + pack.lead + pack.back
+        delays = sum(wire.link.delay for wire in (self._lead, self._back) if wire is not None)
+        return Seconds(cycle), Seconds(loop + delays)
 
-    @staticmethod
-    def _leg(wire: Wire, load: Load, *, back: bool) -> float:
-        return serialisation(wire.link, leg_bytes(load, back=back))
 
-    def figures(self, load: Load, ways: Sequence[Way]) -> tuple[Seconds, Seconds]:
-        """(cycle, loop) of such packs by the cluster's figures, nothing waiting and nothing varying."""
-        computes = [_compute_time(stage, load, load.rows) for stage in self._stages]
-        hops = [self._hop_time(number, load, way) for number, way in enumerate(ways)]
-        cycle = max(*computes, *(hop.busy for hop in hops), 0.0)
-        loop = sum(computes) + sum(hop.passes for hop in hops)
-        for wire, back in ((self._lead, False), (self._back, True)):
-            if wire is not None:
-                took = self._leg(wire, load, back=back)
-                cycle, loop = max(cycle, took), loop + took + wire.link.delay
-        return Seconds(cycle), Seconds(loop)
+def _leg_time(wire: Wire | None, load: Load, *, back: bool) -> float:
+    return 0.0 if wire is None else serialisation(wire.link, leg_bytes(load, back=back))
 
 
 def _compute_time(stage: _Stage, load: Load, wanting: float) -> float:

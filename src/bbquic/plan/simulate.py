@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes
 from bbquic.plan.cost import Load, load_of
 from bbquic.plan.decider import Decider, Decision, Watch
-from bbquic.plan.line import Line, Passage
+from bbquic.plan.line import Line, PackTimes, Passage
 from bbquic.plan.varying import Conditions
 from bbquic.units import Seconds
 
@@ -86,6 +87,7 @@ class _Steps:
         self._decider = decider
         self._flying: list[tuple[float, int, int, float, Passage]] = []  # back, number, group, rows, passage
         self._sent = 0
+        self._packs: dict[tuple[float, tuple[Way, ...]], PackTimes] = {}
 
     def run(self, until: float | None) -> StepsResult:
         returns: list[tuple[float, float]] = []
@@ -124,13 +126,19 @@ class _Steps:
 
     def _send(self, now: float, group: int) -> None:
         rows = self._groups.rows[group]
-        share = rows / self._whole.rows
-        whole = self._whole
-        load = Load(rows, whole.context, whole.prompt_tokens * share, whole.prompt_context)
-        passage = self._line.send(now, load, self._watch.decision.ways)
+        passage = self._line.send(now, self._pack(rows))
         self._groups.flying.add(group)
         heappush(self._flying, (passage.back, self._sent, group, rows, passage))
         self._sent += 1
+
+    def _pack(self, rows: float) -> PackTimes:
+        ways = self._watch.decision.ways
+        found = self._packs.get((rows, ways))
+        if found is None:
+            whole, share = self._whole, rows / self._whole.rows
+            load = Load(rows, whole.context, whole.prompt_tokens * share, whole.prompt_context)
+            found = self._packs[rows, ways] = self._line.times(load, ways)
+        return found
 
 
 class Groups:

@@ -231,7 +231,7 @@ class _Job:
         for sequence in rows:
             sequence.context += 1
         load = Load(len(rows), context, tokens, keys / tokens if tokens else 0.0)
-        passage = self._line.send(now, load, self._ways, len(rows) + len(read))
+        passage = self._line.send(now, self._line.times(load, self._ways, len(rows) + len(read)))
         batch.flights += 1
         batch.decodes += len(rows)
         self._packs += 1
@@ -244,7 +244,7 @@ class _Job:
         found = self._figures.get(rows)
         if found is None:
             load = Load(rows, self._context)
-            found = self._figures[rows] = self._line.figures(load, self._ways)
+            found = self._figures[rows] = self._line.figures(self._line.times(load, self._ways))
         return found
 
     def _window(self) -> int:
@@ -268,7 +268,7 @@ class _Job:
             while low < high:
                 middle = (low + high + 1) // 2
                 load = Load(rows, self._context, middle, self._prompt_context)
-                if self._line.figures(load, self._ways)[0] <= limit:
+                if self._line.figures(self._line.times(load, self._ways))[0] <= limit:
                     low = middle
                 else:
                     high = middle - 1
