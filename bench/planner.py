@@ -16,10 +16,12 @@ from typing import Any
 from bbquic.plan.cluster import COMMAND
 from bench.common import append_result, median, print_bars, spread
 from bench.plan_emul import calibration, choice, papers, place, prediction, traces
-from bench.plan_emul.contenders import candidates
+from bench.plan_emul.contenders import OURS, candidates
 from bench.plan_emul.figures import Figures
-from bench.plan_emul.predict import shown
+from bench.plan_emul.predict import predict, shown
 from bench.plan_emul.scenarios import all_scenarios, far_command
+from bench.plan_sim import compare as plan_sim
+from bench.plan_sim.speeds import helix_times, partition_times, planted, search_times
 from bench.stand_in.activations import widened
 from bench.stand_in.ratios import check_ratios
 from bench.wan import WanUnavailable
@@ -60,6 +62,19 @@ def _mbit(seconds_a_byte: float) -> str:
     return f"{8e-6 / seconds_a_byte:.0f}"
 
 
+def simulated(report: Report) -> None:
+    """The planner's layouts beside the others' on random clusters, in simulation."""
+    found = plan_sim.compare(20 if report.quick else 200, limit=1.0 if report.quick else 5.0, say=report.say)
+    report.measured |= {f"sim_{name}": value for name, value in found.items()}
+
+
+def speeds(report: Report) -> None:
+    """How long partition, search and Helix' program take, and what a search of 64 nodes loses."""
+    report.measured |= partition_times() | search_times()
+    if not report.quick:
+        report.measured |= helix_times() | planted()
+
+
 def predictions(report: Report) -> None:
     """Predicted and measured steps, and how pairs of layouts are ranked."""
     figures = report.figures()
@@ -92,12 +107,10 @@ def choices(report: Report) -> None:
     figures = report.figures()
     scenarios = all_scenarios()[1:2] if report.quick else all_scenarios()
     for scene in scenarios:
-        tried = candidates(scene, figures)
-        for name, one in tried.items():
-            report.say(
-                f"{scene.name} {name}: {shown(one.layout)}; predicted {one.tokens_per_second:.1f} tok/s"
-            )
-        layouts = {name: one.layout for name, one in tried.items()}
+        layouts = candidates(scene, figures)
+        for name, layout in layouts.items():
+            expected = predict(scene, figures, layout).tokens_per_second
+            report.say(f"{scene.name} {name}: {shown(layout)}; predicted {expected:.1f} tok/s")
         found = choice.compare(scene, layouts, report.rounds, *((2,) if report.quick else ()))
         report.measured[f"choice_{scene.name}"] = found.ratio
         rates = {name: spread(values) for name, values in found.rates.items()}
@@ -112,7 +125,7 @@ def choices(report: Report) -> None:
 def places(report: Report) -> None:
     """A coordinator 80 ms from the first stage against one on its node; and where the planner puts it."""
     scene = far_command()
-    ours = candidates(scene, report.figures())[choice.OURS].layout
+    ours = candidates(scene, report.figures())[OURS]
     report.measured["place_chosen"] = float(ours.coordinator != COMMAND)
     found = place.compare(scene, ours, max(1, report.rounds // 2), 4 if report.quick else 20)
     report.measured["place_ratio"] = found.ratio
@@ -154,7 +167,7 @@ EMULATED: Mapping[str, Callable[[Report], None]] = {
     "place": places,
     "controller": controllers,
 }
-SIMULATED: Mapping[str, Callable[[Report], None]] = {}
+SIMULATED: Mapping[str, Callable[[Report], None]] = {"sim": simulated, "speeds": speeds}
 PARTS = {**SIMULATED, **EMULATED}
 QUICK = ("prediction",)
 

@@ -9,8 +9,7 @@ from bbquic.plan.cluster import Layout
 from bench.common import median
 from bench.plan_emul.emulation import emulated
 from bench.plan_emul.scene import Scene
-
-OURS = "planner"
+from bench.plan_sim.compare import OURS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import math
 import pytest
 from bench.plan_emul import papers
 from bench.plan_emul.calibration import overhead
-from bench.plan_emul.choice import OURS, Chosen
+from bench.plan_emul.choice import Chosen
+from bench.plan_emul.contenders import OURS
 from bench.plan_emul.figures import Figures, Overhead, codec_speeds
 from bench.plan_emul.predict import layout_of, predict
 from bench.plan_emul.prediction import JOB, SET_UPS, THREE, TWO, TWO_EVEN, TWO_FAST, Ran, SetUp, ranked
