@@ -9,7 +9,16 @@ from itertools import permutations
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.build import Setting, circulating, pipeline, serial
-from bbquic.plan.cluster import AttentionCost, Cluster, Curve, JobShape, LinkProfile, ModelSizes, NodeProfile
+from bbquic.plan.cluster import (
+    COMMAND,
+    AttentionCost,
+    Cluster,
+    Curve,
+    JobShape,
+    LinkProfile,
+    ModelSizes,
+    NodeProfile,
+)
 from bbquic.plan.cost import MemoryOptions
 from bbquic.plan.instance import Instance, Objective, evaluate
 from bbquic.units import Bytes, BytesPerSecond
@@ -93,7 +102,7 @@ def _cluster(e: Experiment) -> Cluster:
         for name, blocks in zip(names, e.blocks, strict=True)
     )
     link = LinkProfile(BytesPerSecond(e.rate_mbps * 1e6 / 8), e.delay)
-    return Cluster(nodes, dict.fromkeys(permutations(names, 2), link))
+    return Cluster(nodes, dict.fromkeys(permutations((*names, COMMAND), 2), link))
 
 
 def _model(e: Experiment) -> ModelSizes:

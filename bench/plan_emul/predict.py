@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from bbquic.plan import predict as plan_predict
 from bbquic.plan.breakeven import Way
 from bbquic.plan.build import WAYS, Setting, circulating
 from bbquic.plan.cluster import COMMAND, Layout, PlannedStage
@@ -17,20 +18,17 @@ MEMORY = MemoryOptions()
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Seconds of a step and of what it is made of; `layout` has the codecs that were chosen."""
+    """Seconds of a step and of what it is made of, and what holds it up; `layout` has the codecs chosen."""
 
     layout: Layout
     step: float
     cycle: float
     loop: float
+    limit: str
 
     @property
     def tokens_per_second(self) -> float:
         return self.layout.batch / self.step
-
-    @property
-    def limit(self) -> str:
-        return "loop" if self.loop >= self.layout.micro_batches * self.cycle else "cycle"
 
 
 def predict(scene: Scene, figures: Figures, layout: Layout, *, raw: bool = False) -> Predicted:
@@ -46,9 +44,11 @@ def predict(scene: Scene, figures: Figures, layout: Layout, *, raw: bool = False
         tuple(places[name] for name in layout.nodes),
         tuple(stage.blocks for stage in layout.stages),
     )
-    loop = found.loop + figures.overhead.coordinator
-    step = circulating_step(layout.micro_batches, found.cycle, loop)
-    return Predicted(replace(layout, ways=tuple(ways[way] for way in found.ways)), step, found.cycle, loop)
+    chosen = replace(layout, ways=tuple(ways[way] for way in found.ways))
+    made = plan_predict.predict(cluster, scene.model, scene.job, chosen, MEMORY)
+    loop = made.loop + figures.overhead.coordinator
+    step = circulating_step(layout.micro_batches, made.cycle, loop)
+    return Predicted(chosen, step, made.cycle, loop, str(made.limit))
 
 
 def layout_of(

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from itertools import pairwise, permutations, product
 
 import pytest
-from bbquic.plan.predict import layout_memory
 from bench.baselines import even, helix, petals
 from bench.baselines import even as even_layout
 from bench.baselines.even import placement as even_placement
@@ -19,6 +18,7 @@ from bench.plan_sim.clusters import GB, MBIT, Case, cases, profile, shape
 from bench.plan_sim.compare import OURS, run
 
 from bbquic.plan.cluster import COMMAND, Cluster, Layout, LinkProfile
+from bbquic.plan.predict import layout_memory
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 needs_scipy = pytest.mark.skipif(

@@ -115,7 +115,7 @@ def ran(scene: str, predicted: float, measured: float) -> Ran:
     layout = layout_of(TWO_FAST, 10, 1)
     one = predict(TWO, Figures(), layout)
     set_up = SetUp(10, 1, "raw", (TWO_FAST,))
-    return Ran(scene, set_up, type(one)(layout, predicted, predicted, predicted), measured)
+    return Ran(scene, set_up, type(one)(layout, predicted, predicted, predicted, "loop"), measured)
 
 
 def test_only_pairs_on_one_scene_that_differ_enough_have_to_be_ranked_right() -> None:
