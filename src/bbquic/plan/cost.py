@@ -7,7 +7,7 @@ with their KV in host memory, α = K / slots. `docs/planning.md` has a section f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import CodecSpeed, JobShape, LinkProfile, ModelSizes, NodeProfile
@@ -15,6 +15,7 @@ from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 WIRE = 1.031  # bytes of datagrams, which a link's rate counts, for each byte of a message: headers and tags
 ROW_BYTES = 24  # of a row's description in a pack, and of its token on the way back
+TOKEN_BYTES = 4  # of a token id
 RAW = CodecSpeed(1.0, 0.0, 0.0)
 
 
@@ -75,8 +76,12 @@ def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> 
 
 
 def ends_time(node: NodeProfile, load: Load, *, embeds: bool, heads: bool) -> Seconds:
-    """What the first stage's embedding and the last one's norm, head and choice take."""
-    return Seconds((node.embed(load.tokens) if embeds else 0.0) + (node.head(load.rows) if heads else 0.0))
+    """What the first stage's embedding and the last one's norm, head and choice take.
+
+    A pack of prompts alone asks for no token and passes the head by.
+    """
+    chooses = heads and load.rows > 0
+    return Seconds((node.embed(load.tokens) if embeds else 0.0) + (node.head(load.rows) if chooses else 0.0))
 
 
 # Hops.
@@ -94,25 +99,39 @@ def serialisation(link: LinkProfile, size: float, ratio: float = 1.0) -> Seconds
 
 @dataclass(frozen=True, slots=True)
 class HopTime:
-    """A hop for one pack: `busy` of its slowest resource, `passes` of all that it adds to the loop."""
+    """A hop for one pack, part by part: `out` the sender's outbound lane (copy and encode), `wire` the link,
+    `into` the receiver's inbound lane (decode and copy); `delay` (λ) occupies nothing."""
 
-    busy: Seconds
-    passes: Seconds
+    out: Seconds
+    wire: Seconds
+    delay: Seconds
+    into: Seconds
+
+    @property
+    def busy(self) -> Seconds:
+        """Of its slowest resource."""
+        return max(self.out, self.wire, self.into)
+
+    @property
+    def passes(self) -> Seconds:
+        """All that it adds to the loop."""
+        return Seconds(self.out + self.wire + self.delay + self.into)
 
 
-def hop_time(sender: NodeProfile, receiver: NodeProfile, link: LinkProfile, size: float, way: Way) -> HopTime:
-    """Copies, codec at both ends, wire and distance of a tensor of `size` bytes.
+def hop_time(
+    sender: NodeProfile, receiver: NodeProfile, link: LinkProfile | None, size: float, way: Way
+) -> HopTime:
+    """Architecture §4: k, s, λ and k' of a tensor of `size` bytes, copies counted with the codec beside them.
 
-    Resources are the sender's outbound lane (copy, encode), the link, the receiver's inbound lane (decode,
-    copy). λ occupies none of them. Infinite where an end does not know the codec.
+    Infinite without a link, or where an end does not know the codec.
     """
-    ends = codec_of(sender, way), codec_of(receiver, way)
-    if ends[0] is None or ends[1] is None:
-        return HopTime(Seconds(float("inf")), Seconds(float("inf")))
-    out = copy_time(size, sender.to_host) + size * ends[0].encode
-    wire = serialisation(link, size, ends[0].ratio)
-    into = size * ends[1].decode + copy_time(size, receiver.to_device)
-    return HopTime(Seconds(max(out, wire, into)), Seconds(out + wire + link.delay + into))
+    packs, unpacks = codec_of(sender, way), codec_of(receiver, way)
+    if link is None or packs is None or unpacks is None:
+        never = Seconds(float("inf"))
+        return HopTime(never, never, never, never)
+    out = copy_time(size, sender.to_host) + size * packs.encode
+    into = size * unpacks.decode + copy_time(size, receiver.to_device)
+    return HopTime(Seconds(out), serialisation(link, size, packs.ratio), link.delay, Seconds(into))
 
 
 def codec_of(node: NodeProfile, way: Way) -> CodecSpeed | None:
@@ -123,11 +142,16 @@ def copy_time(size: float, rate: BytesPerSecond | None) -> Seconds:
     return Seconds(0.0 if rate is None else size / rate)
 
 
-def leg_time(link: LinkProfile | None, load: Load) -> Seconds:
-    """An outer leg: token ids and rows' descriptions. None: coordinator and stage are one machine."""
+def leg_bytes(load: Load, *, back: bool) -> float:
+    """Of an outer leg's message: rows' descriptions and token ids out, and a row's token and figures back."""
+    return ROW_BYTES * load.rows + (0.0 if back else TOKEN_BYTES * load.tokens)
+
+
+def leg_time(link: LinkProfile | None, load: Load, *, back: bool = False) -> Seconds:
+    """An outer leg, coordinator to first stage or last stage `back` to it. None: both are one machine."""
     if link is None:
         return Seconds(0.0)
-    return Seconds(link.delay + (4 * load.tokens + ROW_BYTES * load.rows) * WIRE / link.rate)
+    return Seconds(link.delay + serialisation(link, leg_bytes(load, back=back)))
 
 
 # Objectives.
@@ -184,6 +208,11 @@ class StageMemory:
     @property
     def device(self) -> Bytes:
         return Bytes(self.weights + self.kv + self.workspace + self.buffers)
+
+    def offloading(self, on_host: int, batch: int) -> StageMemory:
+        """The same with the KV of `on_host` of its `batch` slots in host memory."""
+        each = (self.kv + self.host_kv) // batch
+        return replace(self, kv=Bytes((batch - on_host) * each), host_kv=Bytes(on_host * each))
 
 
 def weights_bytes(model: ModelSizes, blocks: int, *, embeds: bool, heads: bool) -> Bytes:
@@ -246,14 +275,30 @@ def stage_memory(
     heads: bool,
 ) -> tuple[StageMemory, int] | None:
     """A stage's memory and its K; None where it does not fit. `rows` are a micro-batch's."""
-    tokens = options.pack_tokens + rows
-    weights = weights_bytes(model, blocks, embeds=embeds, heads=heads)
-    workspace = workspace_bytes(model, tokens, rows, heads=heads)
-    buffers = buffer_bytes(model, tokens)
-    rest = weights + workspace + buffers
+    held = held_memory(
+        model, options, blocks=blocks, batch=batch, rows=rows, slot=slot, embeds=embeds, heads=heads
+    )
+    rest = held.device - held.kv
     on_host = offloaded_slots(node, model, options, blocks=blocks, batch=batch, slot=slot, rest=rest)
-    if on_host is None:
-        return None
-    each = blocks * slot * model.kv_bytes
-    memory = StageMemory(weights, Bytes((batch - on_host) * each), workspace, buffers, Bytes(on_host * each))
-    return memory, on_host
+    return None if on_host is None else (held.offloading(on_host, batch), on_host)
+
+
+def held_memory(
+    model: ModelSizes,
+    options: MemoryOptions,
+    *,
+    blocks: int,
+    batch: int,
+    rows: int,
+    slot: int,
+    embeds: bool,
+    heads: bool,
+) -> StageMemory:
+    """What a stage takes with all its KV on the device, whether a node has it or not."""
+    tokens = options.pack_tokens + rows
+    return StageMemory(
+        weights=weights_bytes(model, blocks, embeds=embeds, heads=heads),
+        kv=Bytes(batch * blocks * slot * model.kv_bytes),
+        workspace=workspace_bytes(model, tokens, rows, heads=heads),
+        buffers=buffer_bytes(model, tokens),
+    )

@@ -12,7 +12,7 @@ from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
-from bbquic.plan.partition import arena_cells, given_split, weighed_split
+from bbquic.plan.splits import arena_cells, given_split, weighed_split
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, Stage
 from bbquic.runtime.scheduler import DEPTH

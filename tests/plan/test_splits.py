@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbquic.errors import ConfigError
-from bbquic.plan.partition import weighed_split
+from bbquic.plan.splits import weighed_split
 
 
 @given(blocks=st.integers(1, 12), nodes=st.integers(1, 5), head=st.floats(0, 8))

@@ -1,0 +1,70 @@
+"""What a placement allows at its best, and what policies that know of no batch are assumed to plan for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bbquic.plan.search import Plan, SearchOptions, search
+
+from bbquic.errors import PlanImpossible
+from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes, NodeProfile
+from bbquic.plan.cost import Load, MemoryOptions, load_of, overlapped_block_time, stage_memory
+
+MEMORY = MemoryOptions()
+SEATS = 16  # sequences in flight; policies that do not choose a batch measure and hold memory for these
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Blocks of each node, in the order of the pipeline."""
+
+    nodes: tuple[str, ...]
+    blocks: tuple[int, ...]
+
+
+def settled(cluster: Cluster, model: ModelSizes, job: JobShape, placement: Placement) -> Plan | None:
+    """The best plan with this placement; None where it does not fit at any batch."""
+    options = SearchOptions(memory=MEMORY, nodes=placement.nodes, split=placement.blocks)
+    try:
+        return search(cluster, model, job, options)
+    except PlanImpossible:
+        return None
+
+
+def settle(cluster: Cluster, model: ModelSizes, job: JobShape, placement: Placement | None) -> Layout | None:
+    plan = None if placement is None else settled(cluster, model, job, placement)
+    return None if plan is None else plan.layout
+
+
+def usual_load(job: JobShape) -> Load:
+    """A pack by which such a policy measures nodes and links: all its seats in one."""
+    return load_of(job, SEATS, 1)
+
+
+def most_blocks(node: NodeProfile, model: ModelSizes, job: JobShape, batch: int, *, ends: bool = True) -> int:
+    """Blocks that fit on a node; with `ends`, embedding and head too, since it may come first or last."""
+    held = [
+        blocks
+        for blocks in range(1, model.blocks + 1)
+        if stage_memory(
+            node,
+            model,
+            MEMORY,
+            blocks=blocks,
+            batch=batch,
+            rows=batch,
+            slot=job.slot,
+            embeds=ends,
+            heads=ends,
+        )
+    ]
+    return max(held, default=0)
+
+
+def block_seconds(node: NodeProfile, job: JobShape) -> float:
+    """Of one block for the usual pack."""
+    return overlapped_block_time(node, usual_load(job))
+
+
+def usual_batch(job: JobShape) -> int:
+    return min(SEATS, job.sequences)
