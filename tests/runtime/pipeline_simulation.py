@@ -147,7 +147,7 @@ class Pipeline:
     counts: set[int] = field(default_factory=set)  # of micro-batches with a share
     copied: int = 0  # moves by the first stage, of all epochs
     renamed: int = 0
-    least_when_more_waited: int = 1 << 30  # sequences in slots, once all of these were taken
+    taken: list[int] = field(default_factory=list)  # slots, at each event at which more sequences waited
     epoch: int = 0
     now: float = 0.0
 
@@ -165,9 +165,8 @@ class Pipeline:
 
     def _note(self) -> None:
         self.counts.add(self.scheduler.micro_batches)
-        live, waits = self.scheduler.live, self.scheduler.room < self.options.look_ahead
-        if waits and (live == self.options.slots or self.least_when_more_waited <= self.options.slots):
-            self.least_when_more_waited = min(self.least_when_more_waited, live)
+        if self.scheduler.room < self.options.look_ahead:
+            self.taken.append(self.scheduler.live)
 
     def _count_moves(self) -> None:
         self.copied += self.stages[0].copied

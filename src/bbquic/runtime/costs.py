@@ -81,8 +81,8 @@ class _StageCosts:
         return lines
 
     def figures(self) -> StageFigures:
-        lanes = (Line(*fit.line) for fit in (self.inbound, self.compute, self.outbound, self.sent))
-        return StageFigures(self.name, *lanes, rate=self.rate)
+        lines = [Line(*fit.line) for fit in (self.inbound, self.compute, self.outbound, self.sent)]
+        return StageFigures(self.name, lines[0], lines[1], lines[2], lines[3], self.rate)
 
 
 class StepCosts:

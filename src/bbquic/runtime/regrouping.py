@@ -32,7 +32,6 @@ class Regrouping:
         Either its sequences just left, or it is to be changed once its packs are back, in a loop at most.
         """
         seating = self._seating
-        self._release()
         present = len(seating.active)
         if wanted >= present:
             seating.retiring = None
@@ -41,8 +40,8 @@ class Regrouping:
             return False
         return self._part(batch) if wanted > present else self._retire(batch)
 
-    def _release(self) -> None:
-        """Give the share of a micro-batch that has retired to the one below it."""
+    def release(self) -> None:
+        """Give the share of a micro-batch that has retired to the one below it, if there is one."""
         seating = self._seating
         if seating.retiring is None:
             return
@@ -65,7 +64,7 @@ class Regrouping:
     # Fewer.
 
     def _retire(self, batch: MicroBatch) -> bool:
-        """Let the smallest micro-batch go, never the one with the first share: the one below gets its cells."""
+        """Let the smallest micro-batch go that is not the arena's first: the one below gets its cells."""
         seating, active = self._seating, self._seating.active
         if seating.retiring is None:
             pairs = pairwise(active)

@@ -139,6 +139,7 @@ class Scheduler:
         batch = self._seating.batches[micro_batch]
         if len(batch.flights) >= self._options.depth:
             return None
+        self._regrouping.release()
         if self._regrouping.holds(batch, self._wanted()):
             return None
         self._seating.refill(batch)

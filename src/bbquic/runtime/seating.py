@@ -63,9 +63,9 @@ class Seating:
 
     def refill(self, batch: MicroBatch) -> None:
         """Give free slots to waiting sequences, oldest first, cutting the range anew where it is empty."""
-        if not self.waiting or not self._share_out() or not batch.share or batch.index == self.retiring:
+        if not self.waiting or batch.is_full or self.live >= self._slots or batch.index == self.retiring:
             return
-        if self._must_drain(batch):
+        if not self._share_out() or not batch.share or self._must_drain(batch):
             return
         allowed = self._allowed(batch)
         if batch.is_empty:

@@ -73,6 +73,11 @@ class MicroBatch:
         return not self.live and not self.leaving
 
     @property
+    def is_full(self) -> bool:
+        """Whether all its slots are taken and its range has no room for more."""
+        return None not in self.slots and self.range is not None and self.most_slots <= self.range.slots
+
+    @property
     def has_decode_rows_in_flight(self) -> bool:
         return any(flight.decodes for flight in self.flights.values())
 
