@@ -29,7 +29,7 @@ def placement(cluster: Cluster, model: ModelSizes, job: JobShape) -> Placement |
 def _room(
     cluster: Cluster, model: ModelSizes, job: JobShape
 ) -> tuple[tuple[NodeProfile, ...], dict[str, int]]:
-    """Who takes part, and the most blocks of each. Whoever has no room for an end and a block is not at it."""
+    """Who takes part, and the most blocks of each; who has no room for an end and a block is at none."""
     nodes = list(cluster.nodes)
     while len(nodes) > 1 and not most_blocks(nodes[0], model, job, 1, embeds=True):
         del nodes[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbquic.plan.search import Plan, SearchOptions, search
-
 from bbquic.errors import PlanImpossible
+from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes, NodeProfile
 from bbquic.plan.cost import Load, MemoryOptions, load_of, overlapped_block_time, stage_memory
+from bbquic.plan.search import Plan, search
 
 MEMORY = MemoryOptions()
 SEATS = (16, 4, 1)  # in flight, for which policies that choose no batch hold memory: the first that fit

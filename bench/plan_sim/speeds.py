@@ -11,14 +11,14 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
-from bbquic.plan.search import SearchOptions, search
-
 from bbquic.plan.build import Setting, circulating, pipeline, serial
+from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import COMMAND, Cluster, LinkProfile
 from bbquic.plan.cost import WIRE, load_of
 from bbquic.plan.instance import Objective
 from bbquic.plan.partition import best_partition
-from bbquic.units import BytesPerSecond, Seconds
+from bbquic.plan.search import search
+from bbquic.units import Bytes, BytesPerSecond, Seconds
 from bench.baselines.helix import solve
 from bench.baselines.settle import MEMORY, SEATS, most_blocks
 from bench.plan_sim.clusters import CODECS, GB, JOBS, MBIT, MODELS, Case, links, machine, profile
@@ -91,7 +91,7 @@ def planted(counts: tuple[int, ...] = (4, 8, 12), seed: int = 1) -> dict[str, fl
 def random_case(nodes: int, seed: int) -> Case:
     source = random.Random(seed)
     names = [f"n{number}" for number in range(nodes)]
-    machines = tuple(replace(machine(name, LARGE, source), memory=ROOMY) for name in names)
+    machines = tuple(replace(machine(name, LARGE, source), memory=Bytes(int(ROOMY))) for name in names)
     return Case(f"{nodes} nodes, seed {seed}", Cluster(machines, links(names, source)), LARGE, JOB)
 
 

@@ -8,10 +8,7 @@ from importlib.util import find_spec
 from itertools import pairwise, permutations, product
 
 import pytest
-from bbquic.plan.cost import held_memory
-from bbquic.plan.predict import layout_memory
 from bench.baselines import even, helix, petals
-
 from bench.baselines.even import placement as even_placement
 from bench.baselines.helix import Flow, chains, solve
 from bench.baselines.petals import Span, route, spans
@@ -20,6 +17,8 @@ from bench.plan_sim.clusters import GB, MBIT, Case, cases, profile, shape
 from bench.plan_sim.compare import OURS, planner, run
 
 from bbquic.plan.cluster import COMMAND, Cluster, Layout, LinkProfile
+from bbquic.plan.cost import held_memory
+from bbquic.plan.predict import layout_memory
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 needs_scipy = pytest.mark.skipif(
@@ -53,7 +52,7 @@ def test_layouts_of_even_and_petals_are_whole_and_fit_in_memory() -> None:
 
 
 def small(blocks: list[int], speeds: list[float] | None = None, *, rate: float = 100.0) -> Case:
-    """Nodes by blocks that fit with 16 sequences, at whichever place, and by GB/s of memory; all links alike."""
+    """Nodes by blocks that fit with 16 sequences, at any place, and by GB/s of memory; all links alike."""
     (usual,) = cases(1)
     job = replace(usual.job, sequences=16)
     nodes = []
@@ -160,6 +159,13 @@ def test_chains_of_a_flow_are_those_that_carry_it_from_the_first_block_to_the_la
     assert list(chains(flow, 4)) == [Placement(("a", "b"), (3, 1)), Placement(("c",), (4,))]
 
 
+def too_small() -> Case:
+    case = small([2, 2])
+    least = TINY.blocks * TINY.block_weights
+    nodes = tuple(replace(node, memory=Bytes(least // 2)) for node in case.cluster.nodes)
+    return replace(case, cluster=Cluster(nodes, case.cluster.links))
+
+
 def served(case: Case, blocks: int) -> float:
     node, rows = case.cluster.nodes[0], usual_load(case.job).rows
     return rows / (node.overhead + blocks * block_seconds(node, case.job))
@@ -196,12 +202,12 @@ def test_helix_layout_is_whole_and_fits() -> None:
 
 @needs_scipy
 def test_helix_gives_nothing_where_the_model_does_not_fit() -> None:
-    case = small([1, 2])
+    case = too_small()
     assert helix(case.cluster, case.model, case.job) is None
 
 
 def test_petals_gives_nothing_where_servers_leave_a_block_out() -> None:
-    case = small([1, 2])
+    case = too_small()
     assert petals(case.cluster, case.model, case.job) is None
 
 
