@@ -4,6 +4,10 @@ Library code raises where it knows and catches where it can act; the command lin
 `BBQuicError` into `error:`, `hint:` and an exit code.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 
 class BBQuicError(Exception):
     """Base of everything this package raises on purpose: a sentence, and what to do about it."""
@@ -60,6 +64,27 @@ class RemoteProtocolError(TransportError):
 
 class PlanRefused(BBQuicError):
     """A node cannot or may not carry out a plan; names both sides."""
+
+
+class PlanImpossible(BBQuicError):
+    """No layout of the model fits these nodes.
+
+    `needs`: by node, the bytes it would need in the nearest even attempt and those it has; `change`: the one
+    node that with the fewest bytes more would make it fit, and how many. Both are empty where memory is not
+    what is missing.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needs: Mapping[str, tuple[int, int]] | None = None,
+        change: tuple[str, int] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.needs = dict(needs or {})
+        self.change = change
 
 
 class StageFailed(BBQuicError):

@@ -1,0 +1,234 @@
+"""Why a plan is as it is: what holds it up, what would move that, and why nodes are left out. Pure.
+
+Every figure is a search, or the best split of an order, on a changed cluster: with the plan's batch and
+micro-batches and those next to them, and never more than MOST_CHANGES of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bbquic.errors import PlanImpossible
+from bbquic.plan.build import Setting, Tables
+from bbquic.plan.candidates import SearchOptions, settings
+from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes
+from bbquic.plan.cost import held_memory
+from bbquic.plan.instance import FIRST, LAST, ONLY, Assignment, Instance, Objective
+from bbquic.plan.partition import best_partition
+from bbquic.plan.predict import Kind, Part, Prediction, predict
+from bbquic.plan.search import TIE, Plan, layout_of, search
+from bbquic.plan.whatif import with_link_rate, with_memory, without
+from bbquic.units import BytesPerSecond
+
+GB = 10**9
+MOST_CHANGES = 6  # nodes that are given memory, and nodes that are taken away: the largest stages first
+MOST_LEFT_OUT = 16  # nodes whose absence is worked out; of the others only the names are given
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing otherwise: the job's steady time then, over the plan's. Infinite: nothing would fit."""
+
+    what: str
+    ratio: float
+
+    def __str__(self) -> str:
+        if self.ratio == float("inf"):
+            return f"{self.what}: the model would not fit"
+        if abs(self.ratio - 1) < 0.005:
+            return f"{self.what}: no change"
+        word = "as long" if self.ratio > 1 else "of the time"
+        return f"{self.what}: {self.ratio:.2f} x {word}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A node that the plan does without. `ratio`: the best found with it, over the plan; infinite where it
+    cannot be used."""
+
+    node: str
+    ratio: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`limit` in a sentence; `changes` by what they would gain, the best first."""
+
+    limit: str
+    changes: tuple[Change, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def explain(
+    cluster: Cluster, model: ModelSizes, job: JobShape, plan: Plan, options: SearchOptions | None = None
+) -> Explanation:
+    """Of a plan that `search` made of the same cluster, model, job and options."""
+    case = _Case(cluster, model, job, plan, options or SearchOptions())
+    changes = sorted(case.changes(), key=lambda change: change.ratio)
+    left = [case.left_out(name) for name in plan.left_out[:MOST_LEFT_OUT]]
+    return Explanation(limit_sentence(plan.layout, plan.prediction), tuple(changes), tuple(left))
+
+
+def limit_sentence(layout: Layout, prediction: Prediction) -> str:
+    """What the step waits for, with its figures."""
+    full, loop = layout.micro_batches * prediction.cycle, prediction.loop
+    if prediction.limit.kind is Kind.LOOP:
+        most = max(prediction.parts, key=lambda part: part.passes)
+        return (
+            f"the loop takes {_ms(loop)}, above {layout.micro_batches} cycles of {_ms(prediction.cycle)}: "
+            f"most of it is {most.resource} with {_ms(most.passes)}"
+        )
+    return (
+        f"{prediction.limit} is busy {_ms(prediction.cycle)} a micro-batch of {layout.micro_batches}: "
+        f"{_ms(full)} a step; the loop takes {_ms(loop)}"
+    )
+
+
+@dataclass(frozen=True)
+class _Case:
+    cluster: Cluster
+    model: ModelSizes
+    job: JobShape
+    plan: Plan
+    options: SearchOptions
+
+    def changes(self) -> Iterator[Change]:
+        hop = bottleneck_hop(self.plan.prediction)
+        if hop is not None:
+            twice = BytesPerSecond(2 * self.cluster.links[hop].rate)
+            changed = with_link_rate(self.cluster, *hop, twice)
+            yield Change(f"{hop[0]} -> {hop[1]} twice as fast", self._ratio(changed, self.options))
+        stages = sorted(self.plan.layout.stages, key=lambda stage: -stage.blocks)[:MOST_CHANGES]
+        for stage in stages:
+            more = with_memory(self.cluster, stage.node, GB)
+            yield Change(f"one GB more on {stage.node}", self._ratio(more, self.options))
+        if self.options.given:
+            return  # an order that is given has no place for another node
+        for stage in stages if len(self.cluster.nodes) > 1 else []:
+            nodes = self.options.nodes
+            rest = None if nodes is None else tuple(name for name in nodes if name != stage.node)
+            less = replace(self.options, nodes=rest)
+            ratio = float("inf") if rest == () else self._ratio(without(self.cluster, stage.node), less)
+            yield Change(f"without {stage.node}", ratio)
+
+    def _ratio(self, cluster: Cluster, options: SearchOptions) -> float:
+        """The best time near the plan's batch and micro-batches, over the plan's."""
+        try:
+            found = search(cluster, self.model, self.job, options, among=self._near(options))
+        except PlanImpossible:
+            return float("inf")
+        return found.prediction.steady_time / self.plan.prediction.steady_time
+
+    def _near(self, options: SearchOptions) -> list[Setting]:
+        """The plan's setting and those next to it: the batch, the micro-batches and either place."""
+        layout, every = self.plan.layout, settings(self.job, options)
+        sizes = _beside(layout.batch, {one.batch for one in every})
+        counts = _beside(layout.micro_batches, {one.micro_batches for one in every})
+        return [one for one in every if one.batch in sizes and one.micro_batches in counts]
+
+    def left_out(self, name: str) -> LeftOut:
+        """Why, by the best found with it: the plan's order with the node at any place in it."""
+        cluster, options, layout = self.cluster, self.options, self.plan.layout
+        if options.given or (options.nodes is not None and name not in options.nodes):
+            return LeftOut(name, float("inf"), "it is not among the nodes to plan with")
+        names = [*layout.nodes, name]
+        part, ways = cluster.only(names), options.ways
+        places = (False, True) if options.at_stage is None else (options.at_stage,)
+        tables, found = Tables.of(part, self.model), []
+        for at_stage in places:
+            setting = Setting(layout.batch, layout.micro_batches, at_stage, ways)
+            instance = tables.circulating(self.job, setting, options.memory)
+            if not np.isfinite(instance.busy[-1]).any():
+                return LeftOut(name, float("inf"), self._no_room(name))
+            found += [(one.value, at_stage, one) for one in _with_last(instance)]
+        if not found:
+            return LeftOut(name, float("inf"), "no links join it with the plan's nodes")
+        value, at_stage, solved = min(found, key=lambda one: one[0])
+        setting = Setting(layout.batch, layout.micro_batches, at_stage, ways)
+        forced = layout_of(part, self.model, self.job, options.memory, setting, solved)
+        ratio = value / self.plan.prediction.step
+        if ratio <= 1 + TIE:
+            return LeftOut(name, ratio, "with it the job would take as long: fewer nodes are preferred")
+        cause = self._cause(name, forced)
+        return LeftOut(name, ratio, f"with it the job would take {ratio:.2f} x as long: {cause}")
+
+    def _no_room(self, name: str) -> str:
+        layout, node = self.plan.layout, self.cluster.node(name)
+        rows = -(-layout.batch // layout.micro_batches)
+        held = held_memory(
+            self.model,
+            self.options.memory,
+            blocks=1,
+            batch=layout.batch,
+            rows=rows,
+            slot=self.job.slot,
+            embeds=False,
+            heads=False,
+        )
+        need = held.device / self.options.memory.share
+        return (
+            f"it holds no block: one with its KV needs {need / 1e9:.2f} GB, it has {node.memory / 1e9:.2f} GB"
+        )
+
+    def _cause(self, name: str, forced: Layout) -> str:
+        """What of a layout with the node is to blame: the bottleneck, or the largest that the node adds."""
+        prediction = predict(self.cluster, self.model, self.job, forced, self.options.memory)
+        own = [part for part in prediction.parts if name in (part.resource.source, part.resource.target)]
+        blamed = max(own, key=lambda part: part.passes)
+        if prediction.limit.kind is not Kind.LOOP:
+            blamed = next((part for part in own if part.resource == prediction.limit), blamed)
+        return self._described(blamed)
+
+    def _described(self, part: Part) -> str:
+        resource = part.resource
+        link = self.cluster.links.get((resource.source, resource.target))
+        if resource.kind in (Kind.LINK, Kind.LEG) and link is not None:
+            figures = f"{link.rate * 8 / 1e6:.0f} Mbit/s and {_ms(link.delay)}"
+            return f"{resource} ({figures}) takes {_ms(part.passes)}"
+        return f"{resource} takes {_ms(part.passes)}"
+
+
+def bottleneck_hop(prediction: Prediction) -> tuple[str, str] | None:
+    """The link that is the limit, or else the one that adds most to the loop; None with a single stage."""
+    if prediction.limit.kind is Kind.LINK:
+        return prediction.limit.source, prediction.limit.target
+    hops = [part for part in prediction.parts if part.resource.kind is Kind.LINK]
+    most = max(hops, key=lambda part: part.passes, default=None)
+    return None if most is None else (most.resource.source, most.resource.target)
+
+
+def _with_last(instance: Instance) -> Iterator[Assignment]:
+    """The best of the nodes' order with the last of them at each place of it, and not skipped."""
+    others, last = list(range(instance.nodes - 1)), instance.nodes - 1
+    for position in range(instance.nodes):
+        order = [*others[:position], last, *others[position:]]
+        solved = best_partition(_through(instance.permuted(order), position), Objective.CIRCULATING)
+        if solved is not None and solved.value < float("inf"):
+            yield replace(solved, order=tuple(order[number] for number in solved.order))
+
+
+def _through(instance: Instance, position: int) -> Instance:
+    """The same where the node at a position cannot be skipped: those before it are never last, those behind
+    it never first, and no hop passes it by."""
+    busy, passes = instance.busy.copy(), instance.passes.copy()
+    hops = instance.hop_passes.copy()
+    for times in (busy, passes):
+        times[:position, [LAST, ONLY]] = np.inf
+        times[position + 1 :, [FIRST, ONLY]] = np.inf
+    hops[:, :position, position + 1 :] = np.inf
+    return replace(instance, busy=busy, passes=passes, hop_passes=hops)
+
+
+def _beside(value: int, candidates: set[int]) -> set[int]:
+    """A value with the candidates next below and above it."""
+    below = [one for one in candidates if one < value]
+    above = [one for one in candidates if one > value]
+    return {value, *sorted(below)[-1:], *sorted(above)[:1]}
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
