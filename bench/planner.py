@@ -139,10 +139,10 @@ def places(report: Report) -> None:
 def controllers(report: Report) -> None:
     """Rates that change under way: what is chosen live against every setting that stays."""
     for trace in traces.TRACES:
-        tried = {**traces.settings(), traces.LIVE: traces.live()}
+        tried = traces.SETTINGS
         if report.quick:
             trace = traces.Trace("quick", trace.scene, ((60, 1.0), (20, 1.0)), trace.links)
-            tried = {name: tried[name] for name in ("M=2 raw", traces.LIVE)}
+            tried = tried[-2:]
         found = traces.compare(trace, tried, max(1, report.rounds // 2), report.say)
         phases = found.phase_ratios()
         report.measured[f"controller_{trace.name}"] = found.ratio

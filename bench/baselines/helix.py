@@ -17,20 +17,20 @@ from time import perf_counter
 
 import numpy as np
 
-from bbquic.plan.cluster import COMMAND, Cluster, JobShape, Layout, ModelSizes
+from bbquic.plan.cluster import COMMAND, Cluster, JobShape, Layout, ModelSizes, NodeProfile
 from bbquic.plan.cost import ROW_BYTES, WIRE, leg_bytes
 from bench.baselines.program import Program, Values
 from bench.baselines.settle import (
     Placement,
+    at_most_seats,
     block_seconds,
     most_blocks,
     settled,
-    usual_batch,
     usual_load,
 )
 
-LIMIT = 20.0  # seconds for HiGHS; the best that it has by then counts
-MOST_CHAINS = 24  # of the flow, the widest first
+LIMIT = 5.0  # seconds for HiGHS; the best that it has by then counts
+MOST_CHAINS = 8  # of the flow, the widest first
 LEAST_FLOW = 1e-6  # of the largest: less is rounding
 
 
@@ -47,8 +47,12 @@ class Flow:
 
 
 def helix(cluster: Cluster, model: ModelSizes, job: JobShape, *, limit: float = LIMIT) -> Layout | None:
-    flow = solve(cluster, model, job, limit=limit)
-    return None if flow is None else layout_of(cluster, model, job, flow)
+    for seats in at_most_seats(job):
+        flow = solve(cluster, model, job, seats, limit=limit)
+        layout = None if flow is None else layout_of(cluster, model, job, flow)
+        if layout is not None:
+            return layout
+    return None
 
 
 def layout_of(cluster: Cluster, model: ModelSizes, job: JobShape, flow: Flow) -> Layout | None:
@@ -59,25 +63,44 @@ def layout_of(cluster: Cluster, model: ModelSizes, job: JobShape, flow: Flow) ->
     return None if best is None else best.layout
 
 
-def solve(cluster: Cluster, model: ModelSizes, job: JobShape, *, limit: float = LIMIT) -> Flow | None:
+def solve(
+    cluster: Cluster, model: ModelSizes, job: JobShape, seats: int, *, limit: float = LIMIT
+) -> Flow | None:
     """None where no node holds a layer, or HiGHS found nothing in time. Raises: ImportError without scipy."""
-    batch = usual_batch(job)
-    most = {node.name: most_blocks(node, model, job, batch) for node in cluster.nodes}
-    names = [name for name, count in most.items() if count]
-    if not names:
+    rooms = {node.name: Room.of(node, model, job, seats) for node in cluster.nodes}
+    usable = {name: room for name, room in rooms.items() if room.middle}
+    if not usable:
         return None
-    problem = _MaxFlow(cluster, model, job, {name: most[name] for name in names})
+    problem = _MaxFlow(cluster, model, job, usable)
     began = perf_counter()
     solved = problem.program.solve(limit)
     took = perf_counter() - began
     return None if solved is None else problem.flow(solved[0], took, solved[1])
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Layers that a node holds: alone, beside the embedding, beside the head."""
+
+    middle: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, node: NodeProfile, model: ModelSizes, job: JobShape, seats: int) -> Room:
+        return cls(
+            most_blocks(node, model, job, seats),
+            most_blocks(node, model, job, seats, embeds=True),
+            most_blocks(node, model, job, seats, heads=True),
+        )
+
+
 class _MaxFlow:
     """The program's variables by what they mean."""
 
-    def __init__(self, cluster: Cluster, model: ModelSizes, job: JobShape, most: Mapping[str, int]) -> None:
-        self._cluster, self._model, self._job, self._most = cluster, model, job, most
+    def __init__(self, cluster: Cluster, model: ModelSizes, job: JobShape, rooms: Mapping[str, Room]) -> None:
+        self._cluster, self._model, self._job, self._rooms = cluster, model, job, rooms
+        most = self._most = {name: room.middle for name, room in rooms.items()}
         self.program = program = Program()
         blocks = model.blocks
         self._first = {name: program.whole(0, blocks - 1) for name in most}
@@ -143,14 +166,22 @@ class _MaxFlow:
         program, valid, blocks = self.program, self._valid[source, target], float(self._model.blocks)
         if source == COMMAND:  # s_j <= 0
             program.below({self._first[target]: 1.0, valid: blocks}, blocks)
+            self._end(target, valid, self._rooms[target].first)
             return
         if target == COMMAND:  # e_i >= L
             program.below({**_negative(self._stop(source)), valid: blocks}, 0.0)
+            self._end(source, valid, self._rooms[source].last)
             return
         # s_j <= e_i
         program.below({self._first[target]: 1.0, **_negative(self._stop(source)), valid: blocks}, blocks)
         # e_i + 1 <= e_j
         program.below({**self._stop(source), **_negative(self._stop(target)), valid: blocks + 1}, blocks)
+
+    def _end(self, name: str, valid: int, room: int) -> None:
+        """Who is first or last holds `room` layers at most, and is neither where that is none."""
+        most = float(self._most[name])
+        held = {variable: count + 1.0 for count, variable in enumerate(self._counts[name])}
+        self.program.below({**held, valid: most - room}, most)
 
     def flow(self, values: Values, seconds: float, proven: bool) -> Flow:
         held = {}

@@ -14,7 +14,14 @@ from heapq import heappop, heappush
 
 from bbquic.plan.cluster import COMMAND, Cluster, JobShape, Layout, ModelSizes, NodeProfile
 from bbquic.plan.cost import WIRE, communication_time, leg_time
-from bench.baselines.settle import Placement, block_seconds, most_blocks, settle, usual_batch, usual_load
+from bench.baselines.settle import (
+    Placement,
+    at_most_seats,
+    block_seconds,
+    most_blocks,
+    settle,
+    usual_load,
+)
 
 BALANCE = 0.75  # a server stays where the worst block has more than this share of what it could have
 MOVES = 3  # rounds in which each server reconsiders
@@ -31,26 +38,47 @@ class Span:
 
 
 def petals(cluster: Cluster, model: ModelSizes, job: JobShape) -> Layout | None:
-    return settle(cluster, model, job, placement(cluster, model, job))
+    for seats in at_most_seats(job):
+        layout = settle(cluster, model, job, placement(cluster, model, job, seats))
+        if layout is not None:
+            return layout
+    return None
 
 
-def placement(cluster: Cluster, model: ModelSizes, job: JobShape) -> Placement | None:
+def placement(cluster: Cluster, model: ModelSizes, job: JobShape, seats: int) -> Placement | None:
     """None where the servers leave a block out."""
-    return route(cluster, model, job, spans(cluster, model, job))
+    return route(cluster, model, job, spans(cluster, model, job, seats))
 
 
-def spans(cluster: Cluster, model: ModelSizes, job: JobShape) -> tuple[Span, ...]:
+def spans(cluster: Cluster, model: ModelSizes, job: JobShape, seats: int) -> tuple[Span, ...]:
     """What each server holds, in the order in which they joined: the cluster's."""
     held: dict[str, Span] = {}
+    choices = {node.name: _choices(node, model, job, seats) for node in cluster.nodes}
     for node in cluster.nodes:
-        count = most_blocks(node, model, job, usual_batch(job))
-        if count:
+        if choices[node.name]:
+            count = max(stop - first for first, stop in choices[node.name])
             rate = throughput(cluster, model, job, node, count)
-            held[node.name] = _best_span(node.name, rate, count, _served(list(held.values()), model.blocks))
+            served = _served(list(held.values()), model.blocks)
+            held[node.name] = _best_span(node.name, rate, choices[node.name], served)
     for _ in range(MOVES):
         for name in list(held):
-            _reconsider(held, name, model.blocks)
+            _reconsider(held, name, choices[name], model.blocks)
     return tuple(held.values())
+
+
+def _choices(node: NodeProfile, model: ModelSizes, job: JobShape, seats: int) -> list[tuple[int, int]]:
+    """Spans that fill a node. Who has the first or the last block holds embedding or head too (at Petals
+    the client has both) and has less room."""
+    blocks = model.blocks
+    middle, first, last, only = (
+        most_blocks(node, model, job, seats, embeds=embeds, heads=heads)
+        for embeds, heads in ((False, False), (True, False), (False, True), (True, True))
+    )
+    if only == blocks:
+        return [(0, blocks)]
+    inner = [(at, at + middle) for at in range(1, blocks - middle)] if middle else []
+    at_ends = [(0, min(first, blocks - 1)), (blocks - min(last, blocks - 1), blocks)]
+    return [span for span in (at_ends[0], *inner, at_ends[1]) if span[0] < span[1]]
 
 
 def throughput(cluster: Cluster, model: ModelSizes, job: JobShape, node: NodeProfile, blocks: int) -> float:
@@ -70,16 +98,15 @@ def _served(held: Sequence[Span], blocks: int) -> list[float]:
     return [sum(one.throughput for one in held if one.first <= block < one.stop) for block in range(blocks)]
 
 
-def _best_span(server: str, rate: float, count: int, served: Sequence[float]) -> Span:
-    first = min(range(len(served) - count + 1), key=lambda at: sorted(served[at : at + count]))
-    return Span(server, first, first + count, rate)
+def _best_span(server: str, rate: float, choices: Sequence[tuple[int, int]], served: Sequence[float]) -> Span:
+    first, stop = min(choices, key=lambda span: sorted(served[span[0] : span[1]]))
+    return Span(server, first, stop, rate)
 
 
-def _reconsider(held: dict[str, Span], name: str, blocks: int) -> None:
+def _reconsider(held: dict[str, Span], name: str, choices: Sequence[tuple[int, int]], blocks: int) -> None:
     """Move a server where the worst block gains enough by it."""
     present, others = held[name], [one for one in held.values() if one.server != name]
-    count = present.stop - present.first
-    better = _best_span(name, present.throughput, count, _served(others, blocks))
+    better = _best_span(name, present.throughput, choices, _served(others, blocks))
     worst = min(_served([*others, present], blocks))
     if min(_served([*others, better], blocks)) * BALANCE > worst:
         held[name] = better

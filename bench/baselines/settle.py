@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbquic.plan.search import Plan, SearchOptions, search
-
 from bbquic.errors import PlanImpossible
+from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes, NodeProfile
 from bbquic.plan.cost import Load, MemoryOptions, load_of, overlapped_block_time, stage_memory
+from bbquic.plan.search import Plan, search
 
 MEMORY = MemoryOptions()
-SEATS = 16  # sequences in flight; policies that do not choose a batch measure and hold memory for these
+SEATS = (16, 4, 1)  # in flight, for which policies that choose no batch hold memory: the first that fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,14 @@ def settle(cluster: Cluster, model: ModelSizes, job: JobShape, placement: Placem
     return None if plan is None else plan.layout
 
 
+def at_most_seats(job: JobShape) -> tuple[int, ...]:
+    """SEATS, and fewer for models that leave no room for so many."""
+    return tuple(dict.fromkeys(min(seats, job.sequences) for seats in SEATS))
+
+
 def usual_load(job: JobShape) -> Load:
     """A pack by which such a policy measures nodes and links: all its seats in one."""
-    return load_of(job, SEATS, 1)
-
-
-def most_blocks(node: NodeProfile, model: ModelSizes, job: JobShape, batch: int, *, ends: bool = True) -> int:
-    """Blocks that fit on a node; with `ends`, embedding and head too, since it may come first or last."""
-    held = [
-        blocks
-        for blocks in range(1, model.blocks + 1)
-        if stage_memory(
-            node,
-            model,
-            MEMORY,
-            blocks=blocks,
-            batch=batch,
-            rows=batch,
-            slot=job.slot,
-            embeds=ends,
-            heads=ends,
-        )
-    ]
-    return max(held, default=0)
+    return load_of(job, SEATS[0], 1)
 
 
 def block_seconds(node: NodeProfile, job: JobShape) -> float:
@@ -66,5 +51,29 @@ def block_seconds(node: NodeProfile, job: JobShape) -> float:
     return overlapped_block_time(node, usual_load(job))
 
 
-def usual_batch(job: JobShape) -> int:
-    return min(SEATS, job.sequences)
+def most_blocks(
+    node: NodeProfile,
+    model: ModelSizes,
+    job: JobShape,
+    batch: int,
+    *,
+    embeds: bool = False,
+    heads: bool = False,
+) -> int:
+    """Blocks that fit on a node, with the KV of `batch` sequences; more of them never need less."""
+
+    def fits(blocks: int) -> bool:
+        held = stage_memory(
+            node,
+            model,
+            MEMORY,
+            blocks=blocks,
+            batch=batch,
+            rows=batch,
+            slot=job.slot,
+            embeds=embeds,
+            heads=heads,
+        )
+        return held is not None
+
+    return next((blocks - 1 for blocks in range(1, model.blocks + 1) if not fits(blocks)), model.blocks)

@@ -32,11 +32,19 @@ class Emulation:
         cell = self.scene.cell(layout, codec=codec, warm_up=first, counted=counted)
         return measure(cell, self.processes.run(cell, home_of(layout)))
 
-    def run_for(self, layout: Layout, codec: CodecName, seconds: float) -> Sequence[Passed]:
-        """All passes of so many seconds from the moment on that the coordinator begins."""
-        steps = 100_000  # never reached: no step is that short
+    def run_for(
+        self, layout: Layout, codec: CodecName, seconds: float, most: int | None = None
+    ) -> Sequence[Passed]:
+        """All passes of so many seconds from the moment on that the coordinator begins.
+
+        With `most`, the job itself decides how many micro-batches there are, so many at most.
+        """
+        steps = 10_000  # never reached: no step is that short
         cell = self.scene.cell(layout, codec=codec, warm_up=0, counted=steps)
-        return self.processes.run(replace(cell, longest=seconds), home_of(layout))
+        cell = replace(cell, longest=seconds, most=most)
+        if most is not None:  # any of them may come to have all rows
+            cell = replace(cell, stand_in=replace(cell.stand_in, most_rows=layout.batch))
+        return self.processes.run(cell, home_of(layout))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,6 +20,7 @@ from bench.stand_in.observed import Passed
 
 START_S = 3.0  # a run is on its way by then: what comes before does not count
 MICRO_BATCHES = (1, 2, 4, 8)
+MOST = 8
 CODECS: tuple[CodecName, ...] = ("raw", "REC")
 BATCH = 32
 LIVE = "live"
@@ -94,29 +95,37 @@ CONGESTED = Trace(
 TRACES = (STEPPED, CONGESTED)
 
 
-def settings(micro_batches: Sequence[int] = MICRO_BATCHES) -> dict[str, tuple[Layout, CodecName]]:
-    """All that stay as they are, by name."""
-    return {
-        f"M={count} {codec}": (layout_of(BLOCKS, BATCH, count), codec)
-        for count in micro_batches
-        for codec in CODECS
-    }
+@dataclass(frozen=True)
+class Setting:
+    """What a run begins with; a live one goes on from there with up to MOST micro-batches, as it sees fit."""
+
+    micro_batches: int
+    codec: CodecName
+    live: bool = False
+
+    @property
+    def name(self) -> str:
+        return LIVE if self.live else f"M={self.micro_batches} {self.codec}"
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(BLOCKS, BATCH, self.micro_batches)
 
 
-def live(micro_batches: int = 4) -> tuple[Layout, CodecName]:
-    """Codecs as the hops choose them. M stays what it is: a job cannot change it yet."""
-    return layout_of(BLOCKS, BATCH, micro_batches), "auto"
+SETTINGS = (
+    *(Setting(count, codec) for count in MICRO_BATCHES for codec in CODECS),
+    Setting(4, "auto", live=True),
+)
 
 
-def compare(
-    trace: Trace, tried: Mapping[str, tuple[Layout, CodecName]], rounds: int, report: Callable[[str], None]
-) -> Traced:
+def compare(trace: Trace, tried: Sequence[Setting], rounds: int, report: Callable[[str], None]) -> Traced:
     """Run every setting through the trace, in turn."""
-    found = Traced(trace.name, {name: [] for name in tried}, {name: [] for name in tried})
-    with emulated(trace.scene, [layout for layout, _ in tried.values()]) as emulation:
+    names = [setting.name for setting in tried]
+    found = Traced(trace.name, {name: [] for name in names}, {name: [] for name in names})
+    with emulated(trace.scene, [setting.layout for setting in tried]) as emulation:
         for number in range(rounds):
-            for name, (layout, codec) in tried.items():
-                phases = run(emulation, trace, layout, codec)
+            for name, setting in zip(names, tried, strict=True):
+                phases = run(emulation, trace, setting)
                 weights = [lasts for _, lasts in trace.phases]
                 whole = sum(rate * lasts for rate, lasts in zip(phases, weights, strict=True)) / sum(weights)
                 found.whole[name].append(whole)
@@ -126,10 +135,11 @@ def compare(
     return found
 
 
-def run(emulation: Emulation, trace: Trace, layout: Layout, codec: CodecName) -> list[float]:
+def run(emulation: Emulation, trace: Trace, setting: Setting) -> list[float]:
     """Tokens a second in each phase."""
+    seconds, most = START_S + trace.seconds, MOST if setting.live else None
     with _changing(emulation, trace) as moments:
-        passes = emulation.run_for(layout, codec, START_S + trace.seconds)
+        passes = emulation.run_for(setting.layout, setting.codec, seconds, most)
     return _by_phase(passes, moments)
 
 

@@ -11,10 +11,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bbquic.plan.search import SearchOptions, search
-
 from bbquic.errors import PlanImpossible
 from bbquic.plan.breakeven import Way
+from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import (
     COMMAND,
     AttentionCost,
@@ -26,6 +25,7 @@ from bbquic.plan.cluster import (
     ModelSizes,
     NodeProfile,
 )
+from bbquic.plan.search import search
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 SEED = 20260801

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bbquic.plan.search import SearchOptions, search
-
+from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes
 from bbquic.plan.cost import steady_time
+from bbquic.plan.search import search
 from bbquic.plan.simulate import simulate_steps
 from bbquic.plan.simulate_job import simulate_job
 from bbquic.units import Seconds

@@ -11,16 +11,16 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
-from bbquic.plan.search import SearchOptions, search
-
 from bbquic.plan.build import Setting, circulating, pipeline, serial
+from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import COMMAND, Cluster, LinkProfile
 from bbquic.plan.cost import WIRE, load_of
 from bbquic.plan.instance import Objective
 from bbquic.plan.partition import best_partition
-from bbquic.units import BytesPerSecond, Seconds
+from bbquic.plan.search import search
+from bbquic.units import Bytes, BytesPerSecond, Seconds
 from bench.baselines.helix import solve
-from bench.baselines.settle import MEMORY, most_blocks
+from bench.baselines.settle import MEMORY, SEATS, most_blocks
 from bench.plan_sim.clusters import CODECS, GB, JOBS, MBIT, MODELS, Case, links, machine, profile
 
 LARGE = MODELS[-1]  # 80 blocks
@@ -63,7 +63,7 @@ def search_times(count: int = 5) -> dict[str, float]:
 def helix_times(count: int = 3, limit: float = 60.0) -> dict[str, float]:
     """Helix' program on the first of the same clusters: longest seconds, and how many it proved."""
     flows = [
-        solve(case.cluster, case.model, case.job, limit=limit)
+        solve(case.cluster, case.model, case.job, SEATS[0], limit=limit)
         for case in (random_case(NODES, seed) for seed in range(count))
     ]
     found = [flow for flow in flows if flow is not None]
@@ -91,7 +91,7 @@ def planted(counts: tuple[int, ...] = (4, 8, 12), seed: int = 1) -> dict[str, fl
 def random_case(nodes: int, seed: int) -> Case:
     source = random.Random(seed)
     names = [f"n{number}" for number in range(nodes)]
-    machines = tuple(replace(machine(name, LARGE, source), memory=ROOMY) for name in names)
+    machines = tuple(replace(machine(name, LARGE, source), memory=Bytes(int(ROOMY))) for name in names)
     return Case(f"{nodes} nodes, seed {seed}", Cluster(machines, links(names, source)), LARGE, JOB)
 
 
@@ -120,7 +120,7 @@ def certify(case: Case, stages: int, planted_time: float) -> None:
     """That nothing beats the planted order: a decoy does not hold the model at any batch, and whoever uses a
     poor link is kept longer by its bytes alone. Raises: AssertionError."""
     node, model, job = case.cluster.nodes[0], case.model, case.job
-    assert max(1, stages // 2) * most_blocks(node, model, job, 1, ends=False) < model.blocks
+    assert max(1, stages // 2) * most_blocks(node, model, job, 1) < model.blocks
     a_token = load_of(job, 1, 1).tokens * model.hidden * model.value_bytes
     least = min(ratio for _, ratio, _ in CODECS) * a_token * WIRE / POOR.rate
     assert job.sequences * job.output * least > planted_time

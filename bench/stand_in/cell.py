@@ -37,6 +37,9 @@ class Cell:
     hosts: tuple[str, ...] = ()  # of each stage; none: the cluster's first ones
     costs: tuple[CostTable, ...] = ()  # of each stage; none: each has the stand-in's own
     longest: float | None = None  # seconds after which a run is ended, whatever its steps
+    most: int | None = (
+        None  # micro-batches that a live job may go up to from `micro_batches`; none: they stay
+    )
 
     def __post_init__(self) -> None:
         for given in (self.hosts, self.costs):

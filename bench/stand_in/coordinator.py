@@ -59,7 +59,8 @@ def plans_of(cell: Cell, hosts: Sequence[str]) -> list[PlanHeader]:
         stages.append(Stage(node_on(host), first, first + blocks))
         first += blocks
     need = aligned(len(PROMPT) + cell.steps)
-    rows = -(-cell.batch // cell.micro_batches)
+    most = cell.most or cell.micro_batches
+    rows = -(-cell.batch // most)
     job = new_job_id()
     return [
         PlanHeader(
@@ -68,8 +69,8 @@ def plans_of(cell: Cell, hosts: Sequence[str]) -> list[PlanHeader]:
             model=stand_in.manifest().model,
             dtype=cell.dtype,
             stages=tuple(stages),
-            cells=need * rows * cell.micro_batches + CELL_ALIGNMENT,
-            micro_batches=cell.micro_batches,
+            cells=(1 if cell.most is None else 2) * need * rows * most + CELL_ALIGNMENT,
+            micro_batches=most,
             depth=DEPTH,
             manifest=stand_in.manifest(),
             codec=cell.codec,
@@ -103,6 +104,7 @@ async def run(endpoint: Endpoint, peers: dict[str, Peer], hosts: Sequence[str], 
             scheduler = Scheduler(
                 SchedulerOptions(
                     micro_batches=plan.micro_batches,
+                    start=None if cell.most is None else cell.micro_batches,
                     slots=cell.batch,
                     cells=plan.cells,
                     prefill_tokens=cell.batch,

@@ -9,15 +9,15 @@ from itertools import pairwise, permutations, product
 
 import pytest
 from bench.baselines import even, helix, petals
-from bench.baselines import even as even_layout
 from bench.baselines.even import placement as even_placement
 from bench.baselines.helix import Flow, chains, solve
 from bench.baselines.petals import Span, route, spans
 from bench.baselines.settle import MEMORY, Placement, block_seconds, usual_load
 from bench.plan_sim.clusters import GB, MBIT, Case, cases, profile, shape
-from bench.plan_sim.compare import OURS, run
+from bench.plan_sim.compare import OURS, planner, run
 
 from bbquic.plan.cluster import COMMAND, Cluster, Layout, LinkProfile
+from bbquic.plan.cost import held_memory
 from bbquic.plan.predict import layout_memory
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
@@ -51,19 +51,20 @@ def test_layouts_of_even_and_petals_are_whole_and_fit_in_memory() -> None:
     assert found >= 3
 
 
-def small(memories: list[float], speeds: list[float] | None = None) -> Case:
-    """Nodes by blocks that fit beside ends, and by memory bandwidth; all links alike."""
+def small(blocks: list[int], speeds: list[float] | None = None, *, rate: float = 100.0) -> Case:
+    """Nodes by blocks that fit with 16 sequences, at any place, and by GB/s of memory; all links alike."""
     (usual,) = cases(1)
-    speeds = speeds or [200.0] * len(memories)
-    room = [blocks * TINY.block_weights + 0.25 * GB for blocks in memories]
-    nodes = tuple(
-        profile(f"n{number}", TINY, speed * GB, held)
-        for number, (held, speed) in enumerate(zip(room, speeds, strict=True))
-    )
+    job = replace(usual.job, sequences=16)
+    nodes = []
+    for number, (held, speed) in enumerate(zip(blocks, speeds or [200.0] * len(blocks), strict=True)):
+        needs = held_memory(
+            TINY, MEMORY, blocks=held, batch=16, rows=16, slot=job.slot, embeds=True, heads=True
+        ).device
+        nodes.append(profile(f"n{number}", TINY, speed * GB, needs / MEMORY.share + 1e6))
     names = [COMMAND, *(node.name for node in nodes)]
-    link = LinkProfile(BytesPerSecond(100 * MBIT), Seconds(0.02))
+    link = LinkProfile(BytesPerSecond(rate * MBIT), Seconds(0.02))
     links = {(a, b): link for a, b in product(names, names) if a != b}
-    return Case("small", Cluster(nodes, links), TINY, replace(usual.job, sequences=16))
+    return Case("small", Cluster(tuple(nodes), links), TINY, job)
 
 
 def test_even_gives_blocks_by_memory_in_the_order_of_the_nodes() -> None:
@@ -83,12 +84,12 @@ def test_even_gives_no_node_more_than_fits_and_nothing_where_all_are_too_small()
     alone = Cluster((big, replace(tiny, memory=Bytes(1))), case.cluster.links)
     assert even_placement(alone, case.model, case.job) == Placement(("n0",), (case.model.blocks,))
     none = Cluster((replace(tiny, memory=Bytes(1)),), case.cluster.links)
-    assert even_layout(none, case.model, case.job) is None
+    assert even(none, case.model, case.job) is None
 
 
 def test_a_server_that_joins_petals_takes_the_blocks_that_are_served_worst() -> None:
     case = small([2, 2, 2], [100.0, 400.0, 200.0])
-    found = {span.server: (span.first, span.stop) for span in spans(case.cluster, case.model, case.job)}
+    found = {span.server: (span.first, span.stop) for span in spans(case.cluster, case.model, case.job, 16)}
     assert found["n0"] == (0, 2)  # nobody is there: the first span of all
     assert found["n1"] == (2, 4)  # the blocks without a server
     assert found["n2"] == (0, 2)  # n0 is the slower one
@@ -158,30 +159,59 @@ def test_chains_of_a_flow_are_those_that_carry_it_from_the_first_block_to_the_la
     assert list(chains(flow, 4)) == [Placement(("a", "b"), (3, 1)), Placement(("c",), (4,))]
 
 
+def too_small() -> Case:
+    case = small([2, 2])
+    least = TINY.blocks * TINY.block_weights
+    nodes = tuple(replace(node, memory=Bytes(least // 2)) for node in case.cluster.nodes)
+    return replace(case, cluster=Cluster(nodes, case.cluster.links))
+
+
+def served(case: Case, blocks: int) -> float:
+    node, rows = case.cluster.nodes[0], usual_load(case.job).rows
+    return rows / (node.overhead + blocks * block_seconds(node, case.job))
+
+
 @needs_scipy
-def test_helix_finds_the_known_maximal_flow() -> None:
-    """Two nodes that hold half each carry what the slower one serves; a third that holds all adds its own."""
-    case = small([2, 2, 4])
-    flow = solve(case.cluster, case.model, case.job)
+def test_helix_finds_a_maximal_flow_that_is_known() -> None:
+    """Two nodes that hold half each serve together what one of them does; one that holds all adds its own."""
+    case = small([2, 2, 4], rate=1e6)
+    flow = solve(case.cluster, case.model, case.job, 16)
     assert flow is not None
     assert flow.proven
-    node, load = case.cluster.nodes[0], usual_load(case.job)
-    rates = [load.rows / (node.overhead + blocks * block_seconds(node, case.job)) for blocks in (2, 4)]
-    assert flow.value == pytest.approx(min(sum(rates), flow.value), rel=1e-4)
-    assert flow.value >= rates[1]
+    assert flow.value == pytest.approx(served(case, 2) + served(case, 4), rel=1e-4)
+
+
+@needs_scipy
+def test_helix_flow_is_bounded_by_the_narrowest_edge() -> None:
+    case = small([2, 2], rate=1.0)
+    flow = solve(case.cluster, case.model, case.job, 16)
+    load = usual_load(case.job)
+    edge = MBIT / (load.tokens / load.rows * TINY.hidden * TINY.value_bytes * 1.031)
+    assert flow is not None
+    assert edge < served(case, 2)
+    assert flow.value == pytest.approx(edge, rel=1e-4)
 
 
 @needs_scipy
 def test_helix_layout_is_whole_and_fits() -> None:
-    case = some_cases()[0]
-    layout = helix(case.cluster, case.model, case.job, limit=5.0)
-    if layout is not None:
-        assert_fits(case, layout)
+    case = small([3, 2, 2], [50.0, 300.0, 200.0])
+    layout = helix(case.cluster, case.model, case.job)
+    assert layout is not None
+    assert_fits(case, layout)
+
+
+@needs_scipy
+def test_helix_gives_nothing_where_the_model_does_not_fit() -> None:
+    case = too_small()
+    assert helix(case.cluster, case.model, case.job) is None
+
+
+def test_petals_gives_nothing_where_servers_leave_a_block_out() -> None:
+    case = too_small()
+    assert petals(case.cluster, case.model, case.job) is None
 
 
 def test_the_planner_is_never_behind_even_or_petals() -> None:
-    from bench.plan_sim.compare import planner
-
     for case in some_cases():
         outcome = run(case, {OURS: planner, "even": even, "petals": petals})
         for name in outcome.steady:

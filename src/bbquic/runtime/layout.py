@@ -19,6 +19,7 @@ from bbquic.runtime.scheduler import DEPTH
 
 ARENA_SHARE = 0.8  # of the memory beside the weights; the rest is for activations and buffers
 HEAD_SHARE = 0.6  # of a block's time goes into its weights, as measured on a CPU with 16 rows
+MOST_A_STAGE = 2  # micro-batches: with more, each pack's own price is paid too often, however long the loop
 DEFAULT_SLOT = 4096  # tokens a slot is given room for, where memory and context allow
 
 
@@ -27,12 +28,16 @@ class LayoutOptions:
     """What a user may decide; None leaves it to the figures."""
 
     batch: int = 32  # sequences in flight
-    micro_batches: int | None = None  # None: one a stage, so that every stage has work
+    micro_batches: int | None = None  # None: one a stage at first, so that every stage has work
     depth: int = DEPTH  # packs of a micro-batch on their way at most
     codec: CodecMode = CodecMode.AUTO  # of every hop
     split: tuple[int, ...] | None = None  # blocks a node; None: even, the head counted as some more
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
+
+    def start(self, stages: int) -> int | None:
+        """Micro-batches to begin with, where their number follows measurements; None: it was asked for."""
+        return None if self.micro_batches is not None else min(stages, self.batch)
 
 
 def choose_dtype(wanted: str | None, nodes: Sequence[DescriptionHeader]) -> str:
@@ -68,7 +73,7 @@ def make_plan(
         else weighed_split(blocks, len(nodes), head=_head_weight(directory, manifest))
     )
     stages = tuple(Stage(node.node, r.start, r.stop) for node, r in zip(nodes, ranges, strict=True))
-    micro_batches = options.micro_batches or min(len(stages), options.batch)
+    micro_batches = options.micro_batches or min(MOST_A_STAGE * len(stages), options.batch)
     if not 1 <= micro_batches <= options.batch:
         raise ConfigError(
             f"a batch of {options.batch} does not make {micro_batches} micro-batches",

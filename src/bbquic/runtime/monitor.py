@@ -96,6 +96,7 @@ class Monitor:
             loop=lately.loop,
             first_tokens=self._observer.first_tokens.first_tokens(),
             limit=lately.limit(),
+            decisions=self._coordinator.decisions(),
         )
 
     @staticmethod
