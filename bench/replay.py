@@ -169,7 +169,7 @@ def environment(name: str, models: Sequence[str], size: Size, report: Report, *,
         )
     hosts = max(len(experiment(model, name).blocks) for model in models)
     busy_relay = 200.0 if name == "E1" else moderation(link, hosts - 1)
-    with Cluster(hosts, link, moderation_us=busy_relay) as cluster:
+    with Cluster.alike(hosts, link, moderation_us=busy_relay) as cluster:
         for model in models:
             replay = Replay(cluster, experiment(model, name), rate, size)
             cluster.set_links(delay_ms=replay.experiment.delay * 1e3)
@@ -190,7 +190,7 @@ def trace(file: Path) -> None:
     model, name, micro_batches = TRACED
     e = experiment(model, name)
     rate = BytesPerSecond(e.rate_mbps * 1e6 / 8)
-    with Cluster(len(e.blocks), Link(rate_mbps=e.rate_mbps, delay_ms=e.delay * 1e3)) as cluster:
+    with Cluster.alike(len(e.blocks), Link(rate_mbps=e.rate_mbps, delay_ms=e.delay * 1e3)) as cluster:
         run = Replay(cluster, e, rate, Size()).run(micro_batches)
     print(_row("trace", run, rate))
     start = Seconds(min(one.sent for one in run.passes))

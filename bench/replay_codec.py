@@ -39,7 +39,7 @@ def compare(name: str, size: Size, rounds: int) -> dict[str, list[float]]:
     rate = fastest_rate(delay_ms) if name == "E1" else BytesPerSecond(e.rate_mbps * 1e6 / 8)
     busy_relay = 200.0 if name == "E1" else moderation(link, len(e.blocks) - 1)
     found: dict[str, list[float]] = {mode: [] for mode in MODES}
-    with Cluster(len(e.blocks), link, moderation_us=busy_relay) as cluster:
+    with Cluster.alike(len(e.blocks), link, moderation_us=busy_relay) as cluster:
         replay = Replay(cluster, e, rate, size)
         for _ in range(rounds):
             for mode in MODES:
@@ -52,7 +52,7 @@ def stepped(size: Size, rounds: int) -> dict[str, list[float]]:
     e = experiment(MODEL, "E3")
     found: dict[str, list[float]] = {mode: [] for mode in MODES}
     link = Link(rate_mbps=STEPS[0][0], delay_ms=e.delay * 1e3)
-    with Cluster(len(e.blocks), link, moderation_us=moderation(link, len(e.blocks) - 1)) as cluster:
+    with Cluster.alike(len(e.blocks), link, moderation_us=moderation(link, len(e.blocks) - 1)) as cluster:
         replay = Replay(cluster, e, BytesPerSecond(STEPS[0][0] * 1e6 / 8), size)
         for _ in range(rounds):
             for mode in MODES:

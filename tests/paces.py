@@ -22,8 +22,11 @@ class FixedPace:
     def chunk(self, own: int, decoding: int) -> int:
         return self.chunk_size
 
-    def micro_batches(self, rows: Items[int]) -> int:
+    def micro_batches(self, rows: Items[int], most: int) -> int:
         return len(rows) if self.count is None else self.count
+
+    def decisions(self) -> tuple[str, ...]:
+        return ()
 
     def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None: ...
     def link_rate(self, place: int, rate: BytesPerSecond) -> None: ...
@@ -32,9 +35,12 @@ class FixedPace:
 class RandomPace:
     """Decides anything that a pace may decide, so that what is right does not rest on good decisions."""
 
-    def __init__(self, rng: random.Random, options: SchedulerOptions) -> None:
+    def __init__(self, rng: random.Random, options: SchedulerOptions, restless: float = 0.1) -> None:
+        """`restless`: how often, when it is asked for the number of micro-batches, it thinks anew."""
         self._rng = rng
         self._options = options
+        self._restless = restless
+        self._count = rng.randint(1, options.micro_batches)
 
     def window(self) -> int:
         return self._rng.randint(1, self._options.micro_batches * self._options.depth)
@@ -42,8 +48,14 @@ class RandomPace:
     def chunk(self, own: int, decoding: int) -> int:
         return self._rng.randint(1, self._options.prefill_tokens)
 
-    def micro_batches(self, rows: Items[int]) -> int:
-        return self._rng.randint(1, len(rows))
+    def micro_batches(self, rows: Items[int], most: int) -> int:
+        """Another number now and then; for a while the same, so that it is carried out."""
+        if self._rng.random() < self._restless:
+            self._count = self._rng.randint(1, most)
+        return self._count
+
+    def decisions(self) -> tuple[str, ...]:
+        return ()
 
     def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None: ...
     def link_rate(self, place: int, rate: BytesPerSecond) -> None: ...

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bbquic.units import Seconds
 from bench.common import median
-from bench.stand_in.cost import StandIn
+from bench.stand_in.cost import CostTable, StandIn
 from bench.stand_in.observed import Passed
 
 # The last passes of a micro-batch are not counted: others may have ended, and the pipeline run empty.
@@ -21,7 +21,10 @@ CodecName = Literal["auto", "raw", "H8", "REC"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A pipeline of stand-ins and its load: `batch` sequences of `steps` tokens, not all of which count."""
+    """A pipeline of stand-ins and its load: `batch` sequences of `steps` tokens, not all of which count.
+
+    Raises: ValueError where hosts or costs are not one a stage.
+    """
 
     blocks: tuple[int, ...]  # of each stage
     stand_in: StandIn
@@ -31,10 +34,27 @@ class Cell:
     warm_up: int
     counted: int
     codec: CodecName = "raw"  # raw: what the bounds are made for
+    hosts: tuple[str, ...] = ()  # of each stage; none: the cluster's first ones
+    costs: tuple[CostTable, ...] = ()  # of each stage; none: each has the stand-in's own
+    longest: float | None = None  # seconds after which a run is ended, whatever its steps
+    most: int | None = (
+        None  # micro-batches that a live job may go up to from `micro_batches`; none: they stay
+    )
+
+    def __post_init__(self) -> None:
+        for given in (self.hosts, self.costs):
+            if given and len(given) != len(self.blocks):
+                raise ValueError(f"{len(given)} hosts or costs for {len(self.blocks)} stages")
 
     @property
     def steps(self) -> int:
         return self.warm_up + self.counted + TAIL
+
+    def stand_ins(self) -> tuple[StandIn, ...]:
+        """What each stage pretends to be."""
+        return tuple(replace(self.stand_in, cost=cost) for cost in self.costs) or (
+            (self.stand_in,) * len(self.blocks)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,11 @@ def measure(cell: Cell, passes: Sequence[Passed]) -> Measured:
             before = after
     accounting = Accounting({name: median(values) for name, values in parts.items()}, Seconds(median(steps)))
     return Measured(accounting.step, tuple(steps), rate, accounting)
+
+
+def tokens_between(passes: Sequence[Passed], began: float, ended: float) -> float:
+    """Tokens a second that came back between two moments of the hosts' clock."""
+    return sum(one.tokens for one in passes if began <= one.received < ended) / (ended - began)
 
 
 def _by_micro_batch(cell: Cell, passes: Sequence[Passed]) -> dict[int, list[Passed]]:

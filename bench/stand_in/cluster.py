@@ -16,12 +16,12 @@ import msgspec
 from bbquic.transport.identity import new_identity
 from bench.stand_in.cell import Cell
 from bench.stand_in.observed import Passed
-from bench.stand_in.peers import COORDINATOR
-from bench.wan import Command, Link, Wan, mesh
+from bench.stand_in.peers import COORDINATOR, node_on
+from bench.wan import Command, Link, Network, Wan, mesh
 
 PORT = 4433
 DEADLINE_S = 1200.0  # for everything a cluster does
-HOSTS = ("a", "b", "c", "d")
+HOSTS = ("a", "b", "c", "d", "e", "f")
 
 
 class Passes(msgspec.Struct):
@@ -31,12 +31,24 @@ class Passes(msgspec.Struct):
 
 
 class Cluster:
-    """Nodes on hosts a, b, ..., like links between any two, the coordinator on a. A context manager."""
+    """Nodes on hosts of a network, and a coordinator on each of `homes`. A context manager.
 
-    def __init__(self, nodes: int, link: Link, *, moderation_us: float = 0.0) -> None:
-        self._hosts = HOSTS[:nodes]
-        self.wan = Wan(mesh(*self._hosts, link=link), moderation_us=moderation_us)
+    A host may be both: its coordinator is then beside its node, on one machine.
+    """
+
+    def __init__(
+        self, network: Network, nodes: Sequence[str], homes: Sequence[str], *, moderation_us: float = 0.0
+    ) -> None:
+        self._hosts = tuple(nodes)
+        self._homes = tuple(homes)
+        self.wan = Wan(network, moderation_us=moderation_us)
         self._stack = ExitStack()
+
+    @classmethod
+    def alike(cls, nodes: int, link: Link, *, moderation_us: float = 0.0) -> Cluster:
+        """Nodes on hosts a, b, ..., like links between any two, the coordinator on a."""
+        hosts = HOSTS[:nodes]
+        return cls(mesh(*hosts, link=link), hosts, hosts[:1], moderation_us=moderation_us)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -51,10 +63,11 @@ class Cluster:
     ) -> None:
         self._stack.close()
 
-    def run(self, cell: Cell) -> Sequence[Passed]:
-        """Run a cell to its end; all passes of it."""
-        _order(self._coordinator, msgspec.json.encode(cell).decode())
-        return msgspec.json.decode(_hear(self._coordinator), type=Passes).passes
+    def run(self, cell: Cell, home: str | None = None) -> Sequence[Passed]:
+        """Run a cell to its end, by the coordinator on `home`, else by the first one; all passes of it."""
+        coordinator = self._coordinators[home or self._homes[0]]
+        _order(coordinator, msgspec.json.encode(cell).decode())
+        return msgspec.json.decode(_hear(coordinator), type=Passes).passes
 
     def set_links(self, **changes: Any) -> None:
         """Change every link, live (fields of bench.wan.Link)."""
@@ -62,17 +75,21 @@ class Cluster:
             self.wan.set(source, destination, **changes)
 
     def _start(self, keys: Path) -> None:
-        names = [f"node-{host}" for host in self._hosts]
-        for name in (*names, COORDINATOR):
+        names = {host: node_on(host) for host in self._hosts}
+        for name in (*names.values(), COORDINATOR):
             new_identity(name, keys)
-        peers = {name: (self.wan.address(host), PORT) for name, host in zip(names, self._hosts, strict=True)}
-        setup = {"keys": str(keys), "peers": peers, "host": self.wan.address(self._hosts[0])}
-        nodes = [self._process(host, "node") for host in self._hosts]
-        self._coordinator = self._process(self._hosts[0], "coordinator")
-        for name, node in zip(names, nodes, strict=True):
-            _order(node, json.dumps({"name": name, **setup}))
-        _order(self._coordinator, json.dumps(setup))
-        for process in (*nodes, self._coordinator):
+        setup = {
+            "keys": str(keys),
+            "peers": {name: (self.wan.address(host), PORT) for host, name in names.items()},
+        }
+        nodes = {host: self._process(host, "node") for host in self._hosts}
+        self._coordinators = {host: self._process(host, "coordinator") for host in self._homes}
+        for host, node in nodes.items():
+            _order(node, json.dumps({"name": names[host], **setup}))
+        hosts = list(self._hosts)
+        for host, coordinator in self._coordinators.items():
+            _order(coordinator, json.dumps({"host": self.wan.address(host), "nodes": hosts, **setup}))
+        for process in (*nodes.values(), *self._coordinators.values()):
             _hear(process)
 
     def _process(self, host: str, module: str) -> Command:

@@ -1,7 +1,8 @@
-"""The coordinator of replays: `python -m bench.stand_in.coordinator`, on the first stage's host of bench.wan.
+"""The coordinator of replays: `python -m bench.stand_in.coordinator`, on a host of bench.wan.
 
-Reads `{"keys": folder, "host": address, "peers": {...}}` and prints `{"open": true}`; then a `Cell` as JSON
-each time, runs it through the real scheduler and coordinator, and prints the passes: `{"passes": [...]}`.
+Reads `{"keys": folder, "host": address, "nodes": hosts with nodes, "peers": {...}}` and prints
+`{"open": true}`; then a `Cell` as JSON each time, runs it through the real scheduler and coordinator, and
+prints the passes: `{"passes": [...]}`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from bbquic.transport.turns import take_short_turns
 from bbquic.units import Seconds
 from bench.stand_in.cell import Cell
 from bench.stand_in.observed import Log, ObservedChannel
-from bench.stand_in.peers import COORDINATOR, read_peers
+from bench.stand_in.peers import COORDINATOR, node_on, read_peers
 
 PROMPT = (1,)  # one token, so that the first pass is like those that follow
 DEADLINES = ClusterDeadlines(load=Seconds(60.0))
@@ -47,31 +49,40 @@ class NoText:
         return ""
 
 
-def plan_of(cell: Cell, nodes: Sequence[str]) -> PlanHeader:
-    """The plan: as many stages as the cell has, on the first nodes; an arena for all sequences."""
+def plans_of(cell: Cell, hosts: Sequence[str]) -> list[PlanHeader]:
+    """Each stage's plan, the same but for what the stage pretends to be; an arena for all sequences.
+
+    `hosts` have the nodes; a cell that names none of them takes the first.
+    """
     stages, first = [], 0
-    for node, blocks in zip(nodes, cell.blocks, strict=False):
-        stages.append(Stage(node, first, first + blocks))
+    for host, blocks in zip(cell.hosts or hosts[: len(cell.blocks)], cell.blocks, strict=True):
+        stages.append(Stage(node_on(host), first, first + blocks))
         first += blocks
     need = aligned(len(PROMPT) + cell.steps)
-    rows = -(-cell.batch // cell.micro_batches)
-    return PlanHeader(
-        job=new_job_id(),
-        epoch=0,
-        model=cell.stand_in.manifest().model,
-        dtype=cell.dtype,
-        stages=tuple(stages),
-        cells=need * rows * cell.micro_batches + CELL_ALIGNMENT,
-        micro_batches=cell.micro_batches,
-        depth=DEPTH,
-        manifest=cell.stand_in.manifest(),
-        codec=cell.codec,
-    )
+    most = cell.most or cell.micro_batches
+    rows = -(-cell.batch // most)
+    job = new_job_id()
+    return [
+        PlanHeader(
+            job=job,
+            epoch=0,
+            model=stand_in.manifest().model,
+            dtype=cell.dtype,
+            stages=tuple(stages),
+            cells=(1 if cell.most is None else 2) * need * rows * most + CELL_ALIGNMENT,
+            micro_batches=most,
+            depth=DEPTH,
+            manifest=stand_in.manifest(),
+            codec=cell.codec,
+        )
+        for stand_in in cell.stand_ins()
+    ]
 
 
-async def run(endpoint: Endpoint, peers: dict[str, Peer], nodes: Sequence[str], cell: Cell) -> Log:
+async def run(endpoint: Endpoint, peers: dict[str, Peer], hosts: Sequence[str], cell: Cell) -> Log:
     """One cell, from plan to release."""
-    plan, log = plan_of(cell, nodes), Log()
+    plans, log = plans_of(cell, hosts), Log()
+    plan = plans[0]
     finished: list[Outcome] = []
 
     async def requests() -> AsyncIterator[Request]:
@@ -89,10 +100,11 @@ async def run(endpoint: Endpoint, peers: dict[str, Peer], nodes: Sequence[str], 
         ]
         failed = True
         try:
-            await deploy(links, [plan] * len(links), DEADLINES, lambda _: None)
+            await deploy(links, plans, DEADLINES, lambda _: None)
             scheduler = Scheduler(
                 SchedulerOptions(
                     micro_batches=plan.micro_batches,
+                    start=None if cell.most is None else cell.micro_batches,
                     slots=cell.batch,
                     cells=plan.cells,
                     prefill_tokens=cell.batch,
@@ -101,23 +113,24 @@ async def run(endpoint: Endpoint, peers: dict[str, Peer], nodes: Sequence[str], 
                 )
             )
             coordinator = Coordinator(links, plan, scheduler, ends=frozenset(), text=NoText)
-            await coordinator.run(requests(), keep)
-            failed = False
+            with suppress(TimeoutError):  # a cell that is to end after some time is not done by then
+                async with asyncio.timeout(cell.longest):
+                    await coordinator.run(requests(), keep)
+                    failed = False
         finally:
             await release(links, plan.job, cancel=failed, deadlines=DEADLINES)
-    assert len(finished) == cell.batch
+    assert len(finished) == cell.batch or cell.longest is not None
     return log
 
 
 async def serve(setup: dict[str, Any]) -> None:
     peers = read_peers(setup)
-    nodes = sorted(name for name in peers if name != COORDINATOR)
     identity = load_identity(Path(setup["keys"]) / f"{COORDINATOR}.key")
     endpoint = await open_endpoint(identity, peers, Role.COMMAND, host=setup["host"])
     print(json.dumps({"open": True}), flush=True)
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
-            log = await run(endpoint, peers, nodes, msgspec.json.decode(line, type=Cell))
+            log = await run(endpoint, peers, setup["nodes"], msgspec.json.decode(line, type=Cell))
             print(msgspec.json.encode({"passes": log.done}).decode(), flush=True)
     finally:
         await endpoint.close()

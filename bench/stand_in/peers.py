@@ -10,6 +10,11 @@ from bbquic.transport.identity import Peer, load_identity
 COORDINATOR = "coordinator"
 
 
+def node_on(host: str) -> str:
+    """The name of the node on a host."""
+    return f"node-{host}"
+
+
 def read_peers(setup: dict[str, Any]) -> dict[str, Peer]:
     """Everybody whose key lies in the folder; the coordinator only dials, and may coordinate."""
     peers = {}

@@ -134,7 +134,8 @@ def test_a_copied_slot_is_the_slot_in_every_block_and_nothing_else_changes() -> 
         pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 16), 2, 1), id="no such target"),
         pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 8), 0, 9), id="longer than the target"),
         pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 16), 0, 0), id="nothing"),
-        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(16, 2, 16), 0, 1), id="ranges that overlap"),
+        pytest.param((SlotRange(0, 2, 16), 1, SlotRange(16, 2, 16), 0, 1), id="to where it is"),
+        pytest.param((SlotRange(0, 2, 16), 1, SlotRange(24, 2, 16), 0, 1), id="slots that overlap"),
     ],
 )
 def test_a_copy_that_is_none_cannot_be_made(wrong: tuple[SlotRange, int, SlotRange, int, int]) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 
-from bbquic.kv.ranges import SlotRange
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import PackHeader
@@ -87,18 +86,25 @@ class SimulatedStage:
             cells=options.cells, micro_batches=options.micro_batches, depth=options.depth
         )
         self.busy_until = 0.0
+        self.copied = self.renamed = 0
         self._cells: list[tuple[int, int] | None] = [None] * options.cells
         self._known = known
 
     def compute(self, due: Due[Trip]) -> list[int]:
         """The tokens for rows that want one. Fails where a row sees another token than its own."""
         pack, place, answers = due.load.pack, 0, []
-        for copy, move in zip(due.copies, pack.moves, strict=True):
-            source = self._slot(copy.source, copy.source_slot)[: copy.count]
-            assert all(cell is not None and cell[0] == move.generation for cell in source)
-            target = copy.target.offset + copy.target_slot * copy.target.capacity
-            moved = [(move.target_generation, cell[1]) for cell in source if cell is not None]
-            self._cells[target : target + copy.count] = moved
+        copies = {copy.target_slot: copy for copy in due.copies}
+        for move in pack.moves:
+            copy = copies.pop(move.target, None)  # none: the slot stays where it is under another name
+            target = pack.range.cells(move.target)
+            source = target if copy is None else copy.source.cells(copy.source_slot)
+            held = self._cells[source.start : source.start + move.count]
+            assert all(cell is not None and cell[0] == move.generation for cell in held)
+            moved = [(move.target_generation, cell[1]) for cell in held if cell is not None]
+            self._cells[target.start : target.start + move.count] = moved
+            self.copied += copy is not None
+            self.renamed += copy is None
+        assert not copies
         for row in pack.rows:
             first = pack.range.offset + row.slot * pack.range.capacity
             new = pack.tokens[place : place + row.count]
@@ -107,16 +113,12 @@ class SimulatedStage:
             self._cells[start:stop] = [(row.generation, token) for token in new]
             seen = self._cells[first:stop]
             assert all(cell is not None and cell[0] == row.generation for cell in seen)
-            held = [cell[1] for cell in seen if cell is not None]
-            assert held == self._known[held[0]][: len(held)]
+            text = [cell[1] for cell in seen if cell is not None]
+            assert text == self._known[text[0]][: len(text)]
             if row.wants_token:
-                answers.append(next_token(tuple(held)))
+                answers.append(next_token(tuple(text)))
         assert place == len(pack.tokens)
         return answers
-
-    def _slot(self, where: SlotRange, slot: int) -> list[tuple[int, int] | None]:
-        start = where.offset + slot * where.capacity
-        return self._cells[start : start + where.capacity]
 
 
 @dataclass
@@ -142,6 +144,10 @@ class Pipeline:
     price: tuple[float, float] = (0.5, 0.05)  # of a pack in a stage: by itself, and for each token
     done: list[Completion] = field(default_factory=list)
     most_in_flight: int = 0
+    counts: set[int] = field(default_factory=set)  # of micro-batches with a share
+    copied: int = 0  # moves by the first stage, of all epochs
+    renamed: int = 0
+    taken: list[int] = field(default_factory=list)  # slots, at each event at which more sequences waited
     epoch: int = 0
     now: float = 0.0
 
@@ -157,6 +163,15 @@ class Pipeline:
         prompt = make_sequence(line, *self.jobs[line]).request.tokens
         return [*prompt, *alone(line, *self.jobs[line])]
 
+    def _note(self) -> None:
+        self.counts.add(self.scheduler.micro_batches)
+        if self.scheduler.room < self.options.look_ahead:
+            self.taken.append(self.scheduler.live)
+
+    def _count_moves(self) -> None:
+        self.copied += self.stages[0].copied
+        self.renamed += self.stages[0].renamed
+
     def _renew(self) -> None:
         self.stages = [SimulatedStage(self.options, self._known) for _ in range(STAGES)]
         self._events.clear()
@@ -166,12 +181,14 @@ class Pipeline:
         for _ in range(200_000):
             self._offer()
             self._launch()
+            self._note()
             if self.scheduler.is_done:
                 break
             assert self._events, "nothing is on its way and the job is not done"
             self.now, _, happen = heapq.heappop(self._events)
             happen()
             self._disturb()
+        self._count_moves()
         assert self.scheduler.is_done
         assert self.scheduler.live == 0
         assert Counter(one.line for one in self.done) == Counter(range(len(self.jobs)))
@@ -209,6 +226,7 @@ class Pipeline:
         packs = Counter(one.micro_batch for one in flying)
         assert max(packs.values()) <= self.options.depth
         assert self.scheduler.live <= self.options.slots
+        assert 1 <= self.scheduler.micro_batches <= self.options.micro_batches
         assert pack.range.stop <= self.options.cells
         assert not any(
             one.range.overlaps(pack.range) for one in flying if one.micro_batch != pack.micro_batch
@@ -266,6 +284,7 @@ class Pipeline:
             self.chaos.left -= 1
             self.scheduler.restart()
             self.epoch += 1
+            self._count_moves()
             self._renew()
 
 

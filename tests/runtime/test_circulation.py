@@ -24,6 +24,7 @@ def any_options(draw: st.DrawFn) -> SchedulerOptions:
         prefill_tokens=draw(st.integers(1, 64)),
         look_ahead=draw(st.integers(1, 12)),
         depth=draw(st.integers(1, 5)),
+        start=draw(st.none() | st.integers(1, micro_batches)),
     )
 
 
@@ -38,7 +39,7 @@ any_jobs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=
     preempt=st.sampled_from([0.0, 0.01, 0.05]),
     restart=st.sampled_from([0.0, 0.0, 0.003]),
     delay=st.sampled_from([0.01, 1.0, 20.0]),
-    measured=st.booleans(),
+    restless=st.sampled_from([None, 0.002, 0.02, 0.3]),
 )
 def test_every_sequence_is_answered_once_as_if_it_were_alone(
     options: SchedulerOptions,
@@ -47,12 +48,13 @@ def test_every_sequence_is_answered_once_as_if_it_were_alone(
     preempt: float,
     restart: float,
     delay: float,
-    measured: bool,
+    restless: float | None,
 ) -> None:
-    """No slot is used twice, none is lost, no row is applied out of order or to another generation: the
-    stages of the simulation look at every token of every row's slot."""
+    """No slot is used twice, none is lost, no row is applied out of order or to another generation, whenever
+    the number of micro-batches changes: the stages of the simulation look at every token of every row's slot.
+    """
     rng = random.Random(seed)
-    scheduler = Scheduler(options, None if measured else RandomPace(rng, options))
+    scheduler = Scheduler(options, None if restless is None else RandomPace(rng, options, restless))
     chaos = Chaos(repeat=0.1, preempt=preempt, restart=restart)
     Pipeline(scheduler, options, jobs, rng, chaos, delay=delay).run()
 
@@ -86,3 +88,21 @@ def test_by_measurements_a_long_loop_keeps_its_micro_batches() -> None:
     jobs = [(20 + line, 10 + 3 * line) for line in range(24)]
     Pipeline(scheduler, options, jobs, random.Random(1), price=(0.01, 0.01), delay=10.0).run()
     assert scheduler.moved == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_micro_batches_are_joined_and_parted_while_the_job_goes_on(seed: int) -> None:
+    """With room to spare sequences are copied to free slots; where the arena is full to the last slot they
+    stay where they are under another name. Either way nearly all slots are always taken."""
+    for room, start in ((4, 1), (1, 1), (1, 4)):
+        options = SchedulerOptions(
+            micro_batches=4, slots=16, cells=room * 16 * 64, prefill_tokens=16, depth=3, start=start
+        )
+        rng = random.Random(seed)
+        scheduler = Scheduler(options, RandomPace(rng, options, 0.01))
+        jobs = [(8 + line % 5, 50 + line % 3) for line in range(64)]
+        pipeline = Pipeline(scheduler, options, jobs, rng, delay=0.5)
+        pipeline.run()
+        assert pipeline.counts == {1, 2, 3, 4}
+        assert (pipeline.copied if room > 1 else pipeline.renamed) > 0
+        assert sum(pipeline.taken) > 0.98 * options.slots * len(pipeline.taken)

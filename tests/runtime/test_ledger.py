@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,13 +60,43 @@ def test_a_pack_that_contradicts_what_is_stored_is_refused(bad: PackHeader) -> N
     assert ledger.admit(pack_of(2, (row(first=1),)), None), "the honest one still goes on"
 
 
-def test_a_range_taken_over_by_another_micro_batch_is_forgotten() -> None:
+def test_a_slot_whose_cells_another_micro_batch_takes_is_forgotten_and_no_other() -> None:
     ledger: Ledger[None] = Ledger(cells=64, micro_batches=2, depth=16)
-    ledger.admit(pack_of(1, (row(),)), None)
+    ledger.admit(pack_of(1, (row(), row(slot=1))), None)
     other = PackHeader(JOB, 0, 1, 1, (16, 1, 32), (row(generation=9),))
     assert ledger.admit(other, None)
+    with pytest.raises(RemoteProtocolError, match="slot 1 holds 0 tokens"):
+        ledger.admit(pack_of(2, (row(slot=1, first=1),)), None)
+    ledger = Ledger(cells=64, micro_batches=2, depth=16)
+    ledger.admit(pack_of(1, (row(), row(slot=1))), None)
+    ledger.admit(other, None)
+    assert ledger.admit(pack_of(2, (row(first=1),)), None)
+
+
+def test_what_slots_hold_stays_when_a_range_grows_or_is_cut_at_its_end() -> None:
+    ledger: Ledger[None] = Ledger(cells=64, micro_batches=2, depth=16)
+    for step, slots in ((1, 2), (2, 4), (3, 1), (4, 2)):
+        where = (0, slots, 16)
+        assert ledger.admit(pack_of(step, (row(first=step - 1),), where), None)
+    with pytest.raises(RemoteProtocolError, match="slot 0 holds 0 tokens"):
+        ledger.admit(pack_of(5, (row(first=4),), (0, 2, 32)), None)
+
+
+@pytest.mark.parametrize("order", permutations(range(2)))
+def test_a_range_is_parted_without_a_copy_whichever_part_comes_first(order: tuple[int, ...]) -> None:
+    ledger: Ledger[int] = Ledger(cells=64, micro_batches=2, depth=16)
+    ledger.admit(pack_of(1, (row(), row(slot=2, count=3)), (0, 4, 16)), 9)
+    move = Move(0, 2, 1, 1, 0, 7, 3)
+    upper = PackHeader(JOB, 0, 1, 1, (32, 2, 16), (row(generation=7, first=3),), moves=(move,))
+    packs = [pack_of(2, (row(first=1),), (0, 2, 16)), upper]
+    due = [one for index in order for one in ledger.admit(packs[index], index)]
+    assert [(one.load, one.copies) for one in due] == [(index, ()) for index in order]
+    back = Move(1, 0, 7, 1, 2, 8, 4)
+    joined = PackHeader(JOB, 0, 0, 3, (0, 4, 16), (row(slot=2, generation=8, first=4),), moves=(back,))
+    (one,) = ledger.admit(joined, 5)
+    assert one.copies == ()
     with pytest.raises(RemoteProtocolError, match="holds 0 tokens"):
-        ledger.admit(pack_of(2, (row(first=1),)), None)
+        ledger.admit(PackHeader(JOB, 0, 1, 2, (32, 2, 16), (row(generation=7, first=4),)), 5)
 
 
 FROM, TO = (0, 2, 16), (32, 2, 16)
@@ -115,7 +147,7 @@ def test_a_move_is_made_once_its_source_is_whole_whatever_comes_first(order: lis
         pytest.param(moving(move(micro_batch=2)), "no such micro-batch", id="from nowhere"),
         pytest.param(moving(move(), move(target=0)), "moves a slot twice", id="one source twice"),
         pytest.param(moving(move(), move(slot=1)), "moves a slot twice", id="one target twice"),
-        pytest.param(moving(move(), where=(16, 2, 16)), "another range", id="to where it is"),
+        pytest.param(moving(move(target=0), where=(8, 2, 16)), "of its own source", id="to half of its own"),
         pytest.param(moving(move(), first=2), "the row begins at 2", id="a row that does not continue it"),
         pytest.param(moving(move(target=0)), "holds 0 tokens", id="a row of another slot"),
     ],

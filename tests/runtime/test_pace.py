@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bbquic.runtime.chunks import LEAST, STRETCH, chunk_size
 from bbquic.runtime.costs import LinearFit, StepCosts
 from bbquic.runtime.pace import MeasuredPace
-from bbquic.runtime.regroup import WORTH, Room, best_count, places
+from bbquic.runtime.regroup import Room, places
 from bbquic.runtime.timing import StageTiming
 from bbquic.runtime.window import packs_in_flight
 from bbquic.units import BytesPerSecond, Seconds
@@ -104,7 +104,37 @@ def test_a_link_whose_rate_is_known_is_a_resource_like_any_lane() -> None:
 
 def test_nothing_is_decided_by_nothing() -> None:
     pace = MeasuredPace(micro_batches=3, depth=4, prefill_tokens=100)
-    assert (pace.window(), pace.chunk(5, 5), pace.micro_batches([1, 1, 1])) == (3, 100, 3)
+    assert (pace.window(), pace.chunk(5, 5), pace.micro_batches([1, 1, 1], 3)) == (3, 100, 3)
+    assert pace.decisions() == ()
+
+
+def noted(pace: MeasuredPace, rows: int, *, packs: int, fixed: float, latency: float) -> None:
+    """Packs of some sizes that come back from two stages, which take `fixed` s for each and 1 ms a token."""
+    for number in range(packs):
+        tokens = rows + number % 3
+        compute = fixed + 0.001 * tokens
+        elapsed = Seconds(2 * compute + latency)
+        pace.record(tokens, elapsed, [timing(compute)] * 2)
+
+
+def test_a_pace_wants_fewer_micro_batches_where_packs_cost_much_by_themselves_and_more_in_a_long_loop() -> (
+    None
+):
+    pace = MeasuredPace(micro_batches=8, depth=4, prefill_tokens=100, start=4)
+    assert pace.micro_batches([4] * 4, 8) == 4
+    wanted = []
+    for _ in range(6):  # a look for each step of four packs
+        noted(pace, 4, packs=4, fixed=1.0, latency=0.1)
+        wanted.append(pace.micro_batches([4] * 4, 8))
+    assert wanted[0] == 4, "one look decides nothing"
+    assert wanted[-1] == 2, "a loop of two packs' time is filled by two"
+    assert "2 micro-batches in place of 4" in " ".join(pace.decisions())
+    pace = MeasuredPace(micro_batches=8, depth=4, prefill_tokens=100, start=2)
+    for _ in range(40):
+        noted(pace, 32, packs=2, fixed=0.0001, latency=0.1)
+        pace.micro_batches([32] * 2, 8)
+    assert pace.micro_batches([32] * 2, 8) > 2
+    assert pace.window() >= 2
 
 
 @given(
@@ -152,35 +182,6 @@ def test_a_chunk_beside_decode_rows_keeps_the_slowest_stage_no_longer_than_it_ma
     assert whole is not None
     assert chunk == min(LEAST, most) or whole <= limit * 1.000001
     assert chunk == most or longer >= limit * 0.999999
-
-
-@given(
-    rows=st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    a=prices,
-    b=slopes,
-    stages=st.integers(1, 6),
-    latency=st.floats(0, 50),
-)
-def test_sequences_are_joined_only_where_the_step_becomes_clearly_shorter(
-    rows: list[int], a: float, b: float, stages: int, latency: float
-) -> None:
-    def cycle(count: float) -> Seconds:
-        return Seconds(a + b * count)
-
-    def loop(count: float) -> Seconds:
-        return Seconds(stages * (a + b * count) + latency)
-
-    def step(m: int) -> float:
-        return max(m * cycle(sum(rows) / m), loop(sum(rows) / m))
-
-    best = best_count(rows, cycle=cycle, loop=loop)
-    assert 1 <= best <= len(rows)
-    now = max(sum(map(cycle, rows)), max(map(loop, rows)))
-    if best < len(rows):
-        assert step(best) <= WORTH * now
-        assert step(best) == min(step(m) for m in range(1, len(rows)))
-    else:
-        assert all(step(m) > WORTH * now for m in range(1, len(rows)))
 
 
 @given(

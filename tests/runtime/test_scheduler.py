@@ -252,20 +252,89 @@ def test_a_move_that_was_not_made_yet_ends_with_the_sequence_that_was_to_move() 
     scheduler.next_pack(1)
     assert scheduler.preempt_line(2)
     scheduler.take_tokens(0, first.step, [8, 8])
-    assert launched(scheduler).moves == ()
-    assert shape(launched(scheduler, 1)) == [(0, 6, True)], "it reads again where it was"
+    pack = launched(scheduler)
+    assert pack.moves == ()
+    assert shape(pack) == [(5, 1, True), (5, 1, True), (0, 6, True)], "it reads again"
 
 
-def test_nobody_moves_while_others_wait_or_where_there_is_no_room() -> None:
-    for slots, waiting in ((3, 0), (8, 2), (8, 9)):
-        pace = FixedPace()
-        scheduler, (_, second) = moving_scheduler(pace, slots)
-        pace.count = 1
-        for line in range(waiting):
-            scheduler.offer(make_sequence(3 + line, prompt=90, max_tokens=9))
-        scheduler.take_tokens(1, second.step, [8])
-        assert launched(scheduler, 1).moves == ()
-        assert scheduler.moved == 0
+@pytest.mark.parametrize("waiting", [2, 9])
+def test_nobody_moves_while_others_wait_where_the_number_of_micro_batches_was_asked_for(waiting: int) -> None:
+    pace = FixedPace()
+    scheduler, (_, second) = moving_scheduler(pace)
+    pace.count = 1
+    for line in range(waiting):
+        scheduler.offer(make_sequence(3 + line, prompt=90, max_tokens=9))
+    scheduler.take_tokens(1, second.step, [8])
+    assert launched(scheduler, 1).moves == ()
+    assert scheduler.moved == 0
+
+
+def adapting_scheduler(
+    needs: list[tuple[int, int]], *, cells: int, slots: int, start: int, most: int = 4
+) -> tuple[Scheduler, FixedPace]:
+    """Sequences of (prompt, max_tokens); those with a slot are past their prompts, nothing is on its way."""
+    pace = FixedPace(window=99)
+    options = SchedulerOptions(micro_batches=most, slots=slots, cells=cells, start=start)
+    scheduler = Scheduler(options, pace)
+    for line, (prompt, most_tokens) in enumerate(needs):
+        scheduler.offer(make_sequence(line, prompt=prompt, max_tokens=most_tokens))
+    go_on(scheduler)
+    assert all(sequence.decodes for _, _, sequence in scheduler.seats())
+    return scheduler, pace
+
+
+def by_batch(scheduler: Scheduler) -> list[int]:
+    counted: dict[int, int] = {}
+    for batch, _, _ in scheduler.seats():
+        counted[batch] = counted.get(batch, 0) + 1
+    return sorted(counted.values())
+
+
+def go_on(scheduler: Scheduler) -> list[Pack]:
+    """Every micro-batch makes a step, and all of them come back."""
+    packs = []
+    while (pack := scheduler.any_pack()) is not None:
+        packs.append(pack)
+    for pack in packs:
+        scheduler.take_tokens(pack.micro_batch, pack.step, [8] * sum(row.wants_token for row in pack.rows))
+    return packs
+
+
+def test_a_full_arena_is_parted_and_joined_without_a_copy() -> None:
+    """Each slot keeps its cells, so the first cell of a row's slot never changes."""
+    scheduler, pace = adapting_scheduler([(2, 14)] * 8, cells=8 * 16, slots=8, start=1)
+    for count, shares in ((4, [2, 2, 2, 2]), (2, [4, 4]), (1, [8]), (3, [2, 2, 4])):
+        pace.count = count
+        for _ in range(3):
+            packs = go_on(scheduler)
+        assert by_batch(scheduler) == shares
+        cells = [pack.range.cells(row.slot).start for pack in packs for row in pack.rows]
+        assert sorted(cells) == list(range(0, 128, 16))
+        assert scheduler.decisions() == ()
+
+
+def test_with_room_to_spare_sequences_are_copied_so_that_all_micro_batches_have_as_many() -> None:
+    scheduler, pace = adapting_scheduler([(4, 12)] * 12, cells=64 * 16, slots=12, start=4)
+    for count, shares in ((3, [4, 4, 4]), (2, [6, 6]), (4, [3, 3, 3, 3])):
+        pace.count = count
+        for _ in range(3):
+            go_on(scheduler)
+        assert by_batch(scheduler) == shares
+
+
+def test_sequences_that_fit_nowhere_else_go_on_where_they_are_and_it_is_said_so() -> None:
+    """A micro-batch of long slots below one of short ones: neither side by side nor room for a copy."""
+    needs = [(4, 12), (4, 12), (20, 12), (4, 12), (4, 12), (4, 12)]
+    scheduler, pace = adapting_scheduler(needs, cells=64, slots=4, start=2, most=2)
+    assert by_batch(scheduler) == [1, 2]
+    pace.count = 1
+    go_on(scheduler)
+    assert by_batch(scheduler) == [1, 2]
+    assert "fit no free slot" in scheduler.decisions()[-1]
+    for _ in range(40):
+        go_on(scheduler)
+    assert scheduler.micro_batches == 1
+    assert scheduler.decisions() == ()
 
 
 def test_the_arena_is_shared_out_anew_only_when_nothing_is_on_its_way_for_it() -> None:

@@ -43,6 +43,7 @@ Pause = Callable[[float], Awaitable[None]]
 
 _FRAME = Seconds(0.25)  # between two frames of the live view: figures can be read, and cost little
 PLAIN_INTERVAL = Seconds(5.0)
+DECISIONS = 2  # of the controller's newest lines are shown
 _LEAST_BAR = 10  # columns; a shorter bar says less than the figures beside it
 _WIDEST_BAR = 100
 _LETTERS = {
@@ -177,6 +178,7 @@ def draw_job(job: JobStatistics, title: str, width: int) -> RenderableType:
         parts.append(Text(f"waiting for {printable(job.waiting_for)}", style="yellow"))
     if job.limit is not None:
         parts.append(Text(f"limit: {printable(job.limit)}", style="bold"))
+    parts += [Text(f"decided: {printable(one)}", style="dim") for one in job.decisions[-DECISIONS:]]
     if job.hops:
         parts.append(_draw_table(hop_table(job.hops), width))
         parts += [Text(line, style="dim") for line in codec_lines(job.hops)]

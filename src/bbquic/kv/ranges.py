@@ -27,6 +27,24 @@ class SlotRange:
     def overlaps(self, other: SlotRange) -> bool:
         return self.offset < other.stop and other.offset < self.stop
 
+    def continues(self, other: SlotRange) -> bool:
+        """Whether a slot of one is the same cells as that slot of the other: they differ in slots at most."""
+        return (self.offset, self.capacity) == (other.offset, other.capacity)
+
+    def cells(self, slot: int) -> range:
+        """The arena's cells of a slot; of one behind the range those that it would have."""
+        first = self.offset + slot * self.capacity
+        return range(first, first + self.capacity)
+
+    def with_slots(self, slots: int) -> SlotRange:
+        """The same with another number of slots: grown or cut at its end, no cell changes its place."""
+        return SlotRange(self.offset, slots, self.capacity)
+
+
+def share_cells(one: range, other: range) -> bool:
+    """Whether two stretches of the arena overlap."""
+    return one.start < other.stop and other.start < one.stop
+
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
@@ -41,5 +59,6 @@ class SlotCopy:
     def __post_init__(self) -> None:
         inside = 0 <= self.source_slot < self.source.slots and 0 <= self.target_slot < self.target.slots
         fits = 1 <= self.count <= min(self.source.capacity, self.target.capacity)
-        if not inside or not fits or self.source.overlaps(self.target):
+        cells = self.source.cells(self.source_slot), self.target.cells(self.target_slot)
+        if not inside or not fits or share_cells(*cells):
             raise ValueError(f"not a copy between two slots: {self}")

@@ -160,6 +160,10 @@ class Coordinator:
             from_last=LoopEnd.received(self._links[-1].channel.statistics()),
         )
 
+    def decisions(self) -> tuple[str, ...]:
+        """What was decided about the loop and why, the newest last."""
+        return self._scheduler.decisions()
+
     def preempt(self, line: int) -> bool:
         """Drop the KV of a job's line; it is rebuilt from its tokens. False when the line holds no slot."""
         dropped = self._scheduler.preempt_line(line)

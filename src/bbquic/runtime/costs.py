@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from bbquic.plan.controller import Line, Measured, StageFigures
 from bbquic.runtime.timing import StageTiming
 from bbquic.units import BytesPerSecond, Seconds
 
 KEEP = 0.995  # weight of a sample after the next one came: the last few hundred packs count
+KEEP_CODED = 0.95  # the same of what a hop's codec decides, which may change from one pack to the next
 FEW = 3.0  # samples before a slope is believed
 NARROW = 0.1  # spread of T, over its mean, below which samples say nothing about a slope
 LATENCIES = 64  # the least of so many latencies is taken for that without queueing
@@ -24,6 +26,7 @@ LATENCIES = 64  # the least of so many latencies is taken for that without queue
 class LinearFit:
     """A running least-squares line t(T) = a + b T with exponential forgetting; a and b are never negative."""
 
+    keep: float = KEEP
     weight: float = 0.0
     _x: float = 0.0  # weighted means, and sums of squares about them
     _y: float = 0.0
@@ -31,12 +34,12 @@ class LinearFit:
     _xy: float = 0.0
 
     def add(self, x: float, y: float) -> None:
-        before = KEEP * self.weight
+        before = self.keep * self.weight
         self.weight = before + 1
         dx, dy = x - self._x, y - self._y
         share = before / self.weight
-        self._xx = KEEP * self._xx + share * dx * dx
-        self._xy = KEEP * self._xy + share * dx * dy
+        self._xx = self.keep * self._xx + share * dx * dx
+        self._xy = self.keep * self._xy + share * dx * dy
         self._x += dx / self.weight
         self._y += dy / self.weight
 
@@ -62,11 +65,12 @@ class LinearFit:
 class _StageCosts:
     """A stage's three lanes in seconds and the tensor it sends in bytes, each by tokens; its link's rate."""
 
-    inbound: LinearFit = field(default_factory=LinearFit)
+    inbound: LinearFit = field(default_factory=lambda: LinearFit(KEEP_CODED))
     compute: LinearFit = field(default_factory=LinearFit)
-    outbound: LinearFit = field(default_factory=LinearFit)
-    sent: LinearFit = field(default_factory=LinearFit)
+    outbound: LinearFit = field(default_factory=lambda: LinearFit(KEEP_CODED))
+    sent: LinearFit = field(default_factory=lambda: LinearFit(KEEP_CODED))
     rate: BytesPerSecond | None = None
+    name: str = ""
 
     def resources(self) -> list[tuple[float, float]]:
         """(a, b) of each lane, and of the link where its rate is known."""
@@ -75,6 +79,10 @@ class _StageCosts:
             a, b = self.sent.line
             lines.append((a / self.rate, b / self.rate))
         return lines
+
+    def figures(self) -> StageFigures:
+        lines = [Line(*fit.line) for fit in (self.inbound, self.compute, self.outbound, self.sent)]
+        return StageFigures(self.name, lines[0], lines[1], lines[2], lines[3], self.rate)
 
 
 class StepCosts:
@@ -101,6 +109,7 @@ class StepCosts:
         latency = float(elapsed)
         for stage, timing in zip(self._stages, timings, strict=False):
             parts = timing.parts
+            stage.name = timing.node
             stage.inbound.add(tokens, parts.decode + parts.to_device)
             stage.compute.add(tokens, parts.compute)
             stage.outbound.add(tokens, parts.to_host + parts.encode)
@@ -128,6 +137,12 @@ class StepCosts:
     def tokens_within(self, limit: Seconds) -> float:
         """The largest pack that keeps no resource for longer; inf where none minds."""
         return min(((limit - a) / b for a, b in self._lines() if b > 0), default=math.inf)
+
+    def measured(self) -> Measured | None:
+        """The same as the controller takes it; None while nothing is known."""
+        if not self._stages:
+            return None
+        return Measured(tuple(stage.figures() for stage in self._stages), Seconds(min(self._latencies)))
 
     def _lines(self) -> list[tuple[float, float]]:
         return [line for stage in self._stages for line in stage.resources()]

@@ -236,6 +236,7 @@ def _scheduling(plan: PlanHeader, options: RunOptions) -> SchedulerOptions:
         prefill_tokens=options.prefill_tokens,
         look_ahead=options.look_ahead,
         depth=plan.depth,
+        start=options.layout.start(len(plan.stages)),
     )
 
 

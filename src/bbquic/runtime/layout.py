@@ -21,6 +21,7 @@ from bbquic.runtime.scheduler import DEPTH
 from bbquic.runtime.sizes import head_tensor, model_sizes
 
 HEAD_SHARE = 0.6  # of a block's time goes into its weights, as measured on a CPU with 16 rows
+MOST_A_STAGE = 2  # micro-batches: with more, each pack's own price is paid too often, however long the loop
 DEFAULT_SLOT = 4096  # tokens a slot is given room for, where memory and context allow
 
 
@@ -37,7 +38,7 @@ class LayoutOptions:
     """What a user may decide; None leaves it to the figures."""
 
     batch: int = 32  # sequences in flight
-    micro_batches: int | None = None  # None: one a stage, so that every stage has work
+    micro_batches: int | None = None  # None: one a stage at first, so that every stage has work
     depth: int = DEPTH  # packs of a micro-batch on their way at most
     codec: CodecMode = CodecMode.AUTO  # of every hop
     coordinator: CoordinatorPlace = CoordinatorPlace.AUTO
@@ -45,6 +46,10 @@ class LayoutOptions:
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
     memory: MemoryOptions = field(default_factory=MemoryOptions)
+
+    def start(self, stages: int) -> int | None:
+        """Micro-batches to begin with, where their number follows measurements; None: it was asked for."""
+        return None if self.micro_batches is not None else min(stages, self.batch)
 
 
 def choose_dtype(wanted: str | None, nodes: Sequence[DescriptionHeader]) -> str:
@@ -80,7 +85,7 @@ def make_plan(
         else weighed_split(blocks, len(nodes), head=_head_weight(directory, manifest))
     )
     stages = tuple(Stage(node.node, r.start, r.stop) for node, r in zip(nodes, ranges, strict=True))
-    micro_batches = options.micro_batches or min(len(stages), options.batch)
+    micro_batches = options.micro_batches or min(MOST_A_STAGE * len(stages), options.batch)
     if not 1 <= micro_batches <= options.batch:
         raise ConfigError(
             f"a batch of {options.batch} does not make {micro_batches} micro-batches",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from bbquic.errors import RemoteProtocolError
-from bbquic.kv.ranges import SlotCopy, SlotRange
+from bbquic.kv.ranges import SlotCopy, SlotRange, share_cells
 from bbquic.runtime.protocol import Move, PackHeader
 
 T = TypeVar("T")
@@ -23,7 +23,11 @@ class Due(Generic[T]):
 
 @dataclass(slots=True)
 class _Slots:
-    """One micro-batch: its range, each slot's (generation, tokens stored), the last step applied."""
+    """One micro-batch: its range, each slot's (generation, tokens stored), the last step applied.
+
+    A range may grow or be cut at its end: what its slots hold stays. Each of them is known here until
+    another slot takes its cells, even behind the end, where a move may be about to fetch it.
+    """
 
     range: SlotRange | None = None
     filled: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -91,7 +95,8 @@ class Ledger(Generic[T]):
         where = pack.slot_range
         if where.stop > self._cells:
             raise RemoteProtocolError(f"{_name(pack)}: {where} ends behind the arena's {self._cells} cells")
-        filled = dict(slots.filled) if where == slots.range else {}
+        is_same = slots.range is not None and where.continues(slots.range)
+        filled = dict(slots.filled) if is_same else {}
         copies = self._moved(pack, where, filled)
         seen: set[int] = set()
         for row in pack.rows:
@@ -111,39 +116,45 @@ class Ledger(Generic[T]):
                 )
             seen.add(row.slot)
             filled[row.slot] = (row.generation, row.first + row.count)
-        if where != slots.range:
-            self._vacate(where)
+        new = {move.target for move in pack.moves} | {row.slot for row in pack.rows if row.first == 0}
+        self._vacate(slots, [where.cells(slot) for slot in new])
         slots.range, slots.filled, slots.step = where, filled, pack.step
         for move in pack.moves:
-            self._slots[move.micro_batch].filled[move.slot] = (move.generation, 0)
+            source = self._slots[move.micro_batch].filled
+            if move.slot in source:  # it is not where the target is in its place
+                source[move.slot] = (move.generation, 0)
         return copies
 
     def _moved(
         self, pack: PackHeader, where: SlotRange, filled: dict[int, tuple[int, int]]
     ) -> tuple[SlotCopy, ...]:
-        """The pack's moves, checked against both slots, as copies; `filled` has them then."""
+        """The pack's moves, checked against both slots, as copies; `filled` has them then.
+
+        One between two names of the same cells needs no copy: that is how ranges are joined and parted.
+        """
         copies = []
         sources = {(move.micro_batch, move.slot) for move in pack.moves}
         targets = {move.target for move in pack.moves}
         if min(len(sources), len(targets)) < len(pack.moves):
             raise RemoteProtocolError(f"{_name(pack)}: it moves a slot twice")
         for move in pack.moves:
-            source = self._source(pack, move, where)
             if move.target >= where.slots or move.count > where.capacity:
                 raise RemoteProtocolError(f"{_name(pack)}: {move} does not fit {where}")
+            source = self._source(pack, move, where)
             generation, _ = filled.get(move.target, (0, 0))
             if move.target_generation <= generation:
                 raise RemoteProtocolError(
                     f"{_name(pack)}: {move} goes to slot {move.target}, which is of generation {generation}"
                 )
             filled[move.target] = (move.target_generation, move.count)
-            copies.append(SlotCopy(source, move.slot, where, move.target, move.count))
+            if source.cells(move.slot) != where.cells(move.target):
+                copies.append(SlotCopy(source, move.slot, where, move.target, move.count))
         return tuple(copies)
 
     def _source(self, pack: PackHeader, move: Move, where: SlotRange) -> SlotRange:
         """The range that a move takes from, once it is sure that the slot holds what the move says."""
         slots = self._slots[move.micro_batch]
-        if move.micro_batch == pack.micro_batch or slots.range is None or slots.range.overlaps(where):
+        if move.micro_batch == pack.micro_batch or slots.range is None:
             raise RemoteProtocolError(f"{_name(pack)}: {move} is not from another range of the arena")
         if slots.filled.get(move.slot) != (move.generation, move.count):
             generation, length = slots.filled.get(move.slot, (0, 0))
@@ -151,13 +162,23 @@ class Ledger(Generic[T]):
                 f"{_name(pack)}: {move} takes from slot {move.slot}, "
                 f"which holds {length} tokens of generation {generation}"
             )
-        return slots.range
+        # a slot that is held was within the arena when its range had it, though the range may end before now
+        source = slots.range.with_slots(max(slots.range.slots, move.slot + 1))
+        cells = source.cells(move.slot), where.cells(move.target)
+        if cells[0] != cells[1] and share_cells(*cells):
+            raise RemoteProtocolError(f"{_name(pack)}: {move} goes to cells of its own source")
+        return source
 
-    def _vacate(self, where: SlotRange) -> None:
-        """Forget what other micro-batches stored in cells that now belong to this range."""
+    def _vacate(self, slots: _Slots, taken: list[range]) -> None:
+        """Forget what other micro-batches stored in cells that now belong to a slot of this one."""
+        if not taken:
+            return
         for other in self._slots:
-            if other.range is not None and other.range.overlaps(where):
-                other.range, other.filled = None, {}
+            if other is slots or other.range is None:
+                continue
+            where = other.range
+            for slot in [one for one in other.filled if any(share_cells(where.cells(one), t) for t in taken)]:
+                del other.filled[slot]
 
 
 def _name(pack: PackHeader) -> str:

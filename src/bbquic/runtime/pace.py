@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Protocol
 
+from bbquic.plan.controller import Grouping, hop_roles
 from bbquic.runtime.chunks import chunk_size
 from bbquic.runtime.costs import StepCosts
-from bbquic.runtime.regroup import best_count
 from bbquic.runtime.timing import StageTiming
 from bbquic.runtime.window import packs_in_flight
 from bbquic.units import BytesPerSecond, Seconds
@@ -24,8 +24,13 @@ class Pace(Protocol):
         """Prompt tokens of a pack with `own` decode rows, the fullest micro-batch having `decoding`."""
         ...
 
-    def micro_batches(self, rows: Items[int]) -> int:
-        """In how many micro-batches sequences should sit that are in `len(rows)` now, so many in each."""
+    def micro_batches(self, rows: Items[int], most: int) -> int:
+        """In how many micro-batches, `most` at most, sequences should sit that are in `len(rows)` now, so
+        many in each."""
+        ...
+
+    def decisions(self) -> tuple[str, ...]:
+        """What was decided of late, and why, in words; the newest last."""
         ...
 
     def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None:
@@ -40,33 +45,47 @@ class Pace(Protocol):
 class MeasuredPace:
     """Decides by what packs cost; reads prompts by `prefill_tokens` a pack until that is known."""
 
-    def __init__(self, *, micro_batches: int, depth: int, prefill_tokens: int) -> None:
-        self._micro_batches = micro_batches
+    def __init__(
+        self, *, micro_batches: int, depth: int, prefill_tokens: int, start: int | None = None
+    ) -> None:
+        """`start` of the micro-batches are there at first, all where None."""
         self._depth = depth
         self._most = prefill_tokens
         self._costs = StepCosts()
+        self._present = start or micro_batches
+        self._grouping = Grouping(self._present)
+        self._packs = 0  # that came back
+        self._look_at = 0  # of them: about once a step
+        self._rows = 0
+        self._state: tuple[str, ...] = ()
 
     def window(self) -> int:
         costs, size = self._costs, self._costs.typical
         return packs_in_flight(
-            costs.cycle(size), costs.loop(size), micro_batches=self._micro_batches, depth=self._depth
+            costs.cycle(size), costs.loop(size), micro_batches=self._present, depth=self._depth
         )
 
     def chunk(self, own: int, decoding: int) -> int:
         return chunk_size(
-            self._costs, own=own, decoding=decoding, micro_batches=self._micro_batches, most=self._most
+            self._costs, own=own, decoding=decoding, micro_batches=self._present, most=self._most
         )
 
-    def micro_batches(self, rows: Items[int]) -> int:
-        if self._costs.cycle(1) is None:
-            return len(rows)
-        return best_count(
-            rows,
-            cycle=lambda count: self._costs.cycle(count) or Seconds(0.0),
-            loop=lambda count: self._costs.loop(count) or Seconds(0.0),
-        )
+    def micro_batches(self, rows: Items[int], most: int) -> int:
+        self._present = len(rows)
+        measured = self._costs.measured()
+        if measured is not None and self._packs >= self._look_at:
+            self._look_at = self._packs + len(rows)
+            self._rows = sum(rows)
+            self._state = (self._grouping.look(measured, self._rows, most).reason,)
+        return self._grouping.target
+
+    def decisions(self) -> tuple[str, ...]:
+        measured = self._costs.measured()
+        roles = () if measured is None or not self._rows else hop_roles(measured, self._rows, self._present)
+        return (*roles, *self._grouping.reasons, *self._state)
 
     def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None:
+        self._packs += 1
         self._costs.record(tokens, elapsed, timings)
 
     def link_rate(self, place: int, rate: BytesPerSecond) -> None:

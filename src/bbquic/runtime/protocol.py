@@ -155,7 +155,7 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Name
     stages: Annotated[tuple[Stage, ...], Meta(min_length=1, max_length=MAX_STAGES)]
     cells: Positive  # arena size of every stage, in tokens
-    micro_batches: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCHES)]
+    micro_batches: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCHES)]  # at most; how many, packs tell
     depth: Annotated[int, Meta(ge=1, le=MAX_DEPTH)]  # packs of a micro-batch on their way at most
     manifest: Manifest
     codec: Literal["auto", "raw", "H8", "REC"] = "auto"  # of every hop

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from bbquic.errors import RecordError
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
-from bbquic.runtime.protocol import Move
-from bbquic.runtime.regroup import Room, places
+from bbquic.runtime.regrouping import Regrouping
 from bbquic.runtime.request import Completion
 from bbquic.runtime.seating import Seating
-from bbquic.runtime.seats import MicroBatch, Pack, Seat
+from bbquic.runtime.seats import MicroBatch, Pack
 from bbquic.runtime.sequence import Sequence
 
 __all__ = ["DEPTH", "Pack", "Scheduler", "SchedulerOptions"]
@@ -28,7 +27,11 @@ DEPTH = 4  # packs of a micro-batch on their way: one with decode rows, and chun
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """`slots` sequences in flight at most, in `micro_batches`, over an arena of `cells` tokens a block."""
+    """`slots` sequences in flight and `micro_batches` at most, over an arena of `cells` tokens a block.
+
+    `start` of the micro-batches are there at first, and their number then follows the pace; None: all are
+    there, and only a job's tail joins them.
+    """
 
     micro_batches: int
     slots: int
@@ -38,10 +41,13 @@ class SchedulerOptions:
     )
     look_ahead: int = 256  # records read ahead, so that like lengths can share a micro-batch
     depth: int = DEPTH  # packs of a micro-batch on their way at most; the plan's, or less
+    start: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.micro_batches <= self.slots:
             raise ValueError(f"{self.slots} slots do not make {self.micro_batches} micro-batches")
+        if self.start is not None and not 1 <= self.start <= self.micro_batches:
+            raise ValueError(f"of {self.micro_batches} micro-batches {self.start} cannot be the first")
         if self.prefill_tokens < 1 or self.look_ahead < 1 or self.depth < 1:
             raise ValueError("prefill_tokens, look_ahead and depth are at least 1")
 
@@ -52,13 +58,37 @@ class Scheduler:
     def __init__(self, options: SchedulerOptions, pace: Pace | None = None) -> None:
         """`pace` decides how many packs there are and how large; by measurements where none is given."""
         self.pace: Pace = pace or MeasuredPace(
-            micro_batches=options.micro_batches, depth=options.depth, prefill_tokens=options.prefill_tokens
+            micro_batches=options.micro_batches,
+            depth=options.depth,
+            prefill_tokens=options.prefill_tokens,
+            start=options.start,
         )
         self.generated = 0  # tokens of answers
-        self.moved = 0  # sequences that changed their micro-batch
         self.preempted = 0  # sequences whose KV was dropped
         self._options = options
-        self._seating = Seating(micro_batches=options.micro_batches, slots=options.slots, cells=options.cells)
+        self._seating = Seating(
+            micro_batches=options.micro_batches,
+            slots=options.slots,
+            cells=options.cells,
+            start=options.start,
+        )
+        self._regrouping = Regrouping(self._seating)
+
+    @property
+    def moved(self) -> int:
+        """Sequences that changed their micro-batch."""
+        return self._regrouping.moved
+
+    @property
+    def micro_batches(self) -> int:
+        """How many share the arena just now."""
+        return len(self._seating.active)
+
+    def decisions(self) -> tuple[str, ...]:
+        """What was decided and why, the newest last: what each hop is to the loop, changes of the number of
+        micro-batches, how it is now, and what a change waits for."""
+        waits = self._regrouping.waits_for
+        return (*self.pace.decisions(), *([f"waiting: {waits}"] if waits else []))
 
     @property
     def room(self) -> int:
@@ -94,8 +124,12 @@ class Scheduler:
 
     def any_pack(self) -> Pack | None:
         """The next pack to launch, of whichever micro-batch has the fewest on their way; None: none now."""
-        order = sorted(self._seating.batches, key=lambda batch: len(batch.flights))
-        return next((pack for batch in order if (pack := self.next_pack(batch.index)) is not None), None)
+        while True:
+            changes = self._regrouping.changes
+            order = sorted(self._seating.batches, key=lambda batch: len(batch.flights))
+            pack = next((pack for batch in order if (pack := self.next_pack(batch.index)) is not None), None)
+            if pack is not None or self._regrouping.changes == changes:
+                return pack
 
     def next_pack(self, micro_batch: int) -> Pack | None:
         """The next step of a micro-batch; None when it has nothing to do before something comes back.
@@ -105,15 +139,25 @@ class Scheduler:
         batch = self._seating.batches[micro_batch]
         if len(batch.flights) >= self._options.depth:
             return None
+        self._regrouping.release()
+        if self._regrouping.holds(batch, self._wanted()):
+            return None
         self._seating.refill(batch)
         ready: list[int] = []
         if not batch.has_decode_rows_in_flight:
             ready = [slot for slot, seat in batch.seats() if seat.sequence.decodes]
-            if ready and self._dissolve(batch):
-                return None
         if not ready and not self._may_read_ahead(batch):
             return None
         return self._launch(batch, ready)
+
+    def _wanted(self) -> int:
+        """How many micro-batches there are to be."""
+        rows = [one.live for one in self._seating.active]
+        adapts = self._options.start is not None
+        if not adapts and (self._seating.waiting or not self._seating.is_closed):
+            return len(rows)
+        most = self._options.micro_batches if adapts else len(rows)
+        return max(1, min(self.pace.micro_batches(rows, most), most))
 
     def _may_read_ahead(self, batch: MicroBatch) -> bool:
         """Whether a pack with nothing but prompts may leave: one a micro-batch, more inside the window."""
@@ -124,7 +168,7 @@ class Scheduler:
         """Decode rows in slot order (neighbours attend together), then prompts, the oldest first."""
         packing = Packing(batch)
         for slot in ready:
-            packing.add_row(slot, _seat(batch, slot), 1)
+            packing.add_row(slot, batch.seat(slot), 1)
         reading = [(slot, seat) for slot, seat in batch.seats() if seat.sequence.reads]
         if reading:
             budget = self.pace.chunk(len(ready), max(one.decoding for one in self._seating.batches))
@@ -166,7 +210,7 @@ class Scheduler:
             self.generated += 1
             if seat.sequence.push(token) is not None:
                 completions.append(seat.sequence.completion())
-                self._leave(batch, slot)
+                batch.leave(slot)
         return completions
 
     def preempt(self, micro_batch: int, slot: int) -> None:
@@ -180,7 +224,7 @@ class Scheduler:
             raise ValueError(f"nobody is in slot {slot} of micro-batch {micro_batch}")
         if seat.move is not None:  # not made yet, and now never
             self._seating.batches[seat.move.micro_batch].leaving.discard(seat.move.slot)
-        self._leave(batch, slot)
+        batch.leave(slot)
         self._forget([seat.sequence])
 
     def preempt_line(self, line: int) -> bool:
@@ -205,62 +249,8 @@ class Scheduler:
         self.preempted += len(sequences)
         self._seating.return_first(sequences)
 
-    @staticmethod
-    def _leave(batch: MicroBatch, slot: int) -> None:
-        _seat(batch, slot).is_taken = False
-        batch.slots[slot] = None
-
-    def _dissolve(self, batch: MicroBatch) -> bool:
-        """In a job's tail, move all sequences of the smallest micro-batch into others, where that pays.
-
-        They wait for the next decode rows of the micro-batch they go to. Only a sequence whose newest token
-        is back is moved, so every stage has applied all its rows.
-        """
-        if self._seating.waiting or not self._seating.is_closed:
-            return False
-        peers = [one for one in self._seating.batches if one.live]
-        rows = [one.live for one in peers]
-        leaving = [seat for _, seat in batch.seats()]
-        can_leave = all(seat.sequence.decodes and seat.move is None for seat in leaving)
-        if not can_leave or batch.live > min(rows) or self.pace.micro_batches(rows) >= len(peers):
-            return False
-        others = [one for one in peers if one is not batch and one.range is not None]
-        rooms = [Room(one.range.capacity, len(one.free), one.live) for one in others if one.range is not None]
-        chosen = places([seat.sequence.need for seat in leaving], rooms)
-        if chosen is None:
-            return False
-        for (slot, _), place in zip(list(batch.seats()), chosen, strict=True):
-            self._move(batch, slot, others[place])
-        return True
-
-    def _move(self, source: MicroBatch, slot: int, target: MicroBatch) -> None:
-        """Reseat a sequence; the move itself travels with its next row. Until that row's pack is back, the
-        source's cells belong to the move."""
-        old = _seat(source, slot)
-        new = self._seating.new_seat(old.sequence)
-        place = target.free[0]
-        new.move = Move(
-            micro_batch=source.index,
-            slot=slot,
-            generation=old.generation,
-            step=old.step,
-            target=place,
-            target_generation=new.generation,
-            count=old.sequence.computed,
-        )
-        self._leave(source, slot)
-        source.leaving.add(slot)
-        target.slots[place] = new
-        self.moved += 1
-
     def seats(self) -> Iterator[tuple[int, int, Sequence]]:
         """(micro-batch, slot, sequence) of all that hold a slot."""
         for batch in self._seating.batches:
             for slot, seat in batch.seats():
                 yield batch.index, slot, seat.sequence
-
-
-def _seat(batch: MicroBatch, slot: int) -> Seat:
-    seat = batch.slots[slot]
-    assert seat is not None, f"nobody is in slot {slot} of micro-batch {batch.index}"
-    return seat

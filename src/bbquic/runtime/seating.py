@@ -12,17 +12,29 @@ from bbquic.runtime.sequence import Sequence
 
 
 class Seating:
-    """The micro-batches, and the queue of sequences that wait for a slot, oldest first."""
+    """The micro-batches, and the queue of sequences that wait for a slot, oldest first.
 
-    def __init__(self, *, micro_batches: int, slots: int, cells: int) -> None:
+    Of `micro_batches` those that have a share of the arena are active; `regrouping` joins and parts them.
+    """
+
+    def __init__(self, *, micro_batches: int, slots: int, cells: int, start: int | None = None) -> None:
+        """`start` of the micro-batches are active at first, all where None."""
         self.waiting: deque[Sequence] = deque()
         self.is_closed = False  # no more will come
+        self.retiring: int | None = None  # a micro-batch that refills no more, for others take its rows
+        self.count = start or micro_batches  # in equal shares when the arena is next shared out
+        self._most = micro_batches
         self._slots = slots
         self._cells = cells
-        self._equal = equal_shares(cells, micro_batches)
-        self.batches = [MicroBatch(index, *share) for index, share in enumerate(self._equal)]
         self._generation = itertools.count(1)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.batches = [MicroBatch(index, 0, 0) for index in range(self._most)]
+        self.has_one_share = False  # all of the arena is one sequence's, which fits no equal share
+        self.retiring = None
         self._draining: int | None = None  # a micro-batch that refills no more until it is empty
+        self._share_equally()
 
     @property
     def largest_need(self) -> int:
@@ -33,6 +45,15 @@ class Seating:
     def live(self) -> int:
         return sum(batch.live for batch in self.batches)
 
+    @property
+    def active(self) -> list[MicroBatch]:
+        """Those with a share, in the order of their shares, which lie side by side."""
+        return sorted((one for one in self.batches if one.share), key=lambda one: one.offset)
+
+    @property
+    def staying(self) -> list[MicroBatch]:
+        return [one for one in self.active if one.index != self.retiring]
+
     def new_seat(self, sequence: Sequence) -> Seat:
         return Seat(sequence, next(self._generation))
 
@@ -42,16 +63,21 @@ class Seating:
 
     def refill(self, batch: MicroBatch) -> None:
         """Give free slots to waiting sequences, oldest first, cutting the range anew where it is empty."""
-        if self.waiting and self._share_out(batch) and not self._must_drain(batch):
-            if batch.is_empty:
-                needs = [sequence.need for sequence in self.waiting]
-                batch.cut(cut_range(batch.offset, batch.share, self._part(batch, self._slots), needs))
-            self._seat(batch, self._limit(batch))
+        if not self.waiting or batch.is_full or self.live >= self._slots or batch.index == self.retiring:
+            return
+        if not self._share_out() or not batch.share or self._must_drain(batch):
+            return
+        allowed = self._allowed(batch)
+        if batch.is_empty:
+            needs = [one.need for one in self.waiting if aligned(one.need) <= batch.share]
+            batch.cut(cut_range(batch.offset, batch.share, self.part(batch), needs))
+        batch.grow(min(allowed, batch.most_slots))
+        self._seat(batch, min(len(batch.free) - self._reserved(batch), allowed - batch.live))
 
-    def _seat(self, batch: MicroBatch, limit: int) -> None:
-        assert batch.range is not None
+    def _seat(self, batch: MicroBatch, room: int) -> None:
+        if batch.range is None:
+            return
         free = batch.free
-        room = min(len(free), limit - batch.live)
         passed: list[Sequence] = []
         while room > 0 and self.waiting:
             sequence = self.waiting.popleft()
@@ -62,50 +88,87 @@ class Seating:
             room -= 1
         self.waiting.extendleft(reversed(passed))
 
-    def _limit(self, batch: MicroBatch) -> int:
-        """Sequences this micro-batch may take: its part of all slots, and at a job's end of what is left."""
-        left = self.live + len(self.waiting)
-        return self._part(batch, min(left, self._slots) if self.is_closed else self._slots)
+    def _allowed(self, batch: MicroBatch) -> int:
+        """Sequences this micro-batch may have: its part of all slots, and at a job's end of what is left.
 
-    def _part(self, batch: MicroBatch, slots: int) -> int:
-        part, extra = divmod(slots, len([one for one in self.batches if one.share]))
-        return max(1, part + (batch.index < extra))
+        More where no other can take them: ranges of unequal length, after they were joined, lose no slot.
+        """
+        live = self.live
+        left = min(live + len(self.waiting), self._slots) if self.is_closed else self._slots
+        room = batch.live + self._slots - live
+        others = [one for one in self.staying if one is not batch]
+        if others and not any(self._takes_more(one, self.part(one, left)) for one in others):
+            return room
+        return min(self.part(batch, left), room)
 
-    def _share_out(self, batch: MicroBatch) -> bool:
-        """See that this micro-batch's share holds the oldest waiting sequence; False: not before others end.
+    @staticmethod
+    def _takes_more(batch: MicroBatch, part: int) -> bool:
+        if batch.is_empty or batch.range is None:
+            return True
+        return batch.live < part and (bool(batch.free) or batch.most_slots > batch.range.slots)
 
-        A sequence larger than an equal share gets the whole arena as soon as nothing else is in it or on
+    def _reserved(self, batch: MicroBatch) -> int:
+        """Free slots of this one that are for sequences of the micro-batch that retires."""
+        if self.retiring is None or batch.range is None:
+            return 0
+        leaving = self.batches[self.retiring]
+        fitting = sum(seat.sequence.need <= batch.range.capacity for _, seat in leaving.seats())
+        elsewhere = sum(len(one.free) for one in self.staying if one is not batch)
+        return max(0, fitting - elsewhere)
+
+    def part(self, batch: MicroBatch, slots: int | None = None) -> int:
+        """A micro-batch's part of `slots`, of all where None: equal but for one."""
+        slots = self._slots if slots is None else slots
+        indices = sorted(one.index for one in self.staying)
+        part, extra = divmod(slots, len(indices))
+        return max(1, part + (batch.index in indices[:extra]))
+
+    def _share_out(self) -> bool:
+        """See that some share holds the oldest waiting sequence; False: not before others end.
+
+        A sequence larger than any share gets the whole arena as soon as nothing else is in it or on
         its way, and the shares are equal again as soon as that one is done.
         """
-        wants_all = aligned(self.waiting[0].need) > self._equal[0][1]
-        has_all = [one.share for one in self.batches] != [share for _, share in self._equal]
-        if wants_all == has_all:
-            return batch.share > 0
-        if any(one.live or one.flights for one in self.batches):
+        need = aligned(self.waiting[0].need)
+        fits = need <= equal_shares(self._cells, self.count)[0][1]
+        if fits and self.has_one_share:
+            pass  # equal shares again
+        elif self.has_one_share or need <= max(one.share for one in self.staying):
+            return True
+        if any(one.live or one.flights or one.leaving for one in self.batches):
             return False
-        whole = ((0, self.largest_need),) + ((0, 0),) * (len(self._equal) - 1)
-        for one, (offset, share) in zip(self.batches, whole if wants_all else self._equal, strict=True):
+        self.retiring = None
+        self.has_one_share = not fits
+        self._share_equally()
+        return True
+
+    def _share_equally(self) -> None:
+        """Among `count`, or all for the first. Nobody is in any."""
+        shares = equal_shares(self._cells, 1 if self.has_one_share else self.count)
+        for one in self.batches:
             one.cut(None)
-            one.offset, one.share = offset, share
-        return batch.share > 0
+            one.offset, one.share = shares[one.index] if one.index < len(shares) else (0, 0)
 
     def _must_drain(self, batch: MicroBatch) -> bool:
         """Whether this one waits until it is empty, to be cut for a sequence that fits no range as it is."""
-        if self._draining is not None and self.batches[self._draining].is_empty:
-            self._draining = None
-        busy = [one for one in self.batches if one.share]
+        need = self.waiting[0].need
+        busy = self.staying
+        large = [one for one in busy if one.share >= aligned(need)]
+        if self._draining is not None:
+            draining = self.batches[self._draining]
+            if draining.is_empty or draining not in large:
+                self._draining = None
         longest = max((one.range.capacity for one in busy if one.range and not one.is_empty), default=0)
-        if any(one.is_empty for one in busy) or self.waiting[0].need <= longest:
+        if any(one.is_empty for one in large) or need <= longest:
             return False
         if self._draining is None:
-            self._draining = min(busy, key=lambda one: one.live).index
+            self._draining = min(large, key=lambda one: one.live).index
         return batch.index == self._draining
 
     def clear(self) -> list[Sequence]:
         """Take everybody out, and begin anew with equal shares, as if no step had ever been made."""
         seats = [seat for batch in self.batches for _, seat in batch.seats()]
-        self.batches = [MicroBatch(index, *share) for index, share in enumerate(self._equal)]
-        self._draining = None
+        self._begin()
         for seat in seats:
             seat.is_taken = False
         return [seat.sequence for seat in sorted(seats, key=lambda seat: seat.generation)]

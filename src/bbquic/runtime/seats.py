@@ -73,6 +73,11 @@ class MicroBatch:
         return not self.live and not self.leaving
 
     @property
+    def is_full(self) -> bool:
+        """Whether all its slots are taken and its range has no room for more."""
+        return None not in self.slots and self.range is not None and self.most_slots <= self.range.slots
+
+    @property
     def has_decode_rows_in_flight(self) -> bool:
         return any(flight.decodes for flight in self.flights.values())
 
@@ -84,8 +89,41 @@ class MicroBatch:
         """The taken slots, in order."""
         return ((slot, seat) for slot, seat in enumerate(self.slots) if seat is not None)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is on its way and no move is yet to be made, to it or from it."""
+        return not self.flights and not self.leaving and all(seat.move is None for _, seat in self.seats())
+
+    @property
+    def most_slots(self) -> int:
+        """Slots that its range may grow to within its share."""
+        return self.share // self.range.capacity if self.range else 0
+
+    def seat(self, slot: int) -> Seat:
+        """Who sits in a slot that is taken."""
+        seat = self.slots[slot]
+        assert seat is not None, f"nobody is in slot {slot} of micro-batch {self.index}"
+        return seat
+
+    def leave(self, slot: int) -> Seat:
+        """Take a sequence out of its slot; what comes back for that seat is dropped."""
+        seat = self.seat(slot)
+        seat.is_taken = False
+        self.slots[slot] = None
+        return seat
+
     def cut(self, where: SlotRange | None) -> None:
         """Take another range of the arena, or none."""
         assert self.is_empty, "a range is cut when nobody is in it"
         self.range = where
         self.slots = [None] * (where.slots if where else 0)
+
+    def grow(self, slots: int) -> None:
+        """Have `slots` slots, where that is more: the present ones stay where they are."""
+        if self.range is not None and slots > self.range.slots:
+            self.slots += [None] * (slots - self.range.slots)
+            self.range = self.range.with_slots(slots)
+
+    def give_up(self) -> None:
+        """Have no share of the arena: its cells are another's, and whoever sat there has a seat elsewhere."""
+        self.share, self.range, self.slots = 0, None, []

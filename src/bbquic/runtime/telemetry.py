@@ -128,6 +128,7 @@ class JobStatistics:
     loop: Loop | None = None  # the average step, lately
     first_tokens: FirstTokens | None = None
     limit: str | None = None  # what sets the pace just now, with figures
+    decisions: tuple[str, ...] = ()  # of the controller, each with its reason; the newest last
 
     @property
     def settled(self) -> int:

@@ -1,0 +1,1 @@
+"""Plans against what they give: layouts run by stand-ins on emulated links, beside their predictions."""

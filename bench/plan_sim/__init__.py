@@ -1,0 +1,1 @@
+"""The simulated part of `bench.planner`: random clusters, the planner beside the others, how fast it is."""

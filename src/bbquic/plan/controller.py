@@ -1,0 +1,278 @@
+"""What a running job should change, decided by what it measures: how many micro-batches, and whether another
+layout would repay the move. Pure: measurements in, decisions and their reasons out.
+
+How a hop compresses is its sender's own decision (`breakeven`): that end has the newest figures of link and
+codec, and knows by its lanes whether messages overlap. A word from here would come a loop later and would
+need a message of its own, so the controller only says which hop it matters for (`hop_roles`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from bbquic.units import BytesPerSecond, Seconds
+
+LEAST_GAIN = 0.05  # of a step (as a logarithm): less is within what the fits err by
+LARGEST_GAIN = 0.35  # that one look may count for: a change takes three looks at least
+ENOUGH = (
+    1.0  # evidence: a gain g is acted on after 1 / (g - LEAST_GAIN) looks; noise of ±10 % never gets there
+)
+KEPT = 8  # reasons for changes
+REPAYS = 0.9  # of the time left as it is: a new layout that is thought to save less stays a thought
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """t(T) = fixed + each · T, in seconds or bytes, of a pack of T tokens."""
+
+    fixed: float = 0.0
+    each: float = 0.0
+
+    def __call__(self, tokens: float) -> float:
+        return self.fixed + self.each * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """A stage's lanes in seconds, what it sends in bytes, and its link's rate, None where not believed."""
+
+    name: str
+    inbound: Line
+    compute: Line
+    outbound: Line
+    sent: Line
+    rate: BytesPerSecond | None = None
+
+    def resources(self, tokens: float) -> tuple[tuple[str, float], ...]:
+        """Each resource in words, and the seconds that a pack keeps it."""
+        lanes = (
+            (f"{self.name}'s inbound lane", self.inbound(tokens)),
+            (f"{self.name}'s compute", self.compute(tokens)),
+            (f"{self.name}'s outbound lane", self.outbound(tokens)),
+        )
+        if not self.rate:
+            return lanes
+        link = f"{self.name}'s link of {self.rate * 8 / 1e6:.0f} Mbit/s"
+        return (*lanes, (link, self.sent(tokens) / self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The pipeline as packs meet it: stages in order, and the part of a loop that is nothing but distance."""
+
+    stages: tuple[StageFigures, ...]
+    latency: Seconds
+
+    def bottleneck(self, tokens: float) -> tuple[str, Seconds]:
+        """The resource that a pack keeps longest, and how long."""
+        found = [one for stage in self.stages for one in stage.resources(tokens)]
+        name, seconds = max(found, key=lambda one: one[1])
+        return name, Seconds(seconds)
+
+    def cycle(self, tokens: float) -> Seconds:
+        return self.bottleneck(tokens)[1]
+
+    def loop(self, tokens: float) -> Seconds:
+        passes = sum(seconds for stage in self.stages for _, seconds in stage.resources(tokens))
+        return Seconds(passes + self.latency)
+
+    def step(self, rows: int, count: int) -> Seconds:
+        """`rows` sequences in `count` equal micro-batches: max(M · cycle(R / M), loop(R / M))."""
+        each = rows / count
+        return Seconds(max(count * self.cycle(each), self.loop(each)))
+
+
+def steps_by_count(measured: Measured, rows: int, most: int) -> dict[int, Seconds]:
+    """The step for each number of micro-batches that is possible; none has no rows."""
+    return {count: measured.step(rows, count) for count in range(1, min(most, max(rows, 1)) + 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many micro-batches there are to be, whether that is news, and why."""
+
+    count: int
+    is_change: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class Grouping:
+    """How many micro-batches a job's rows should be in: asked about once a step.
+
+    Evidence for each other number is a cumulative sum (Page's test) of how much shorter a step it promises,
+    less LEAST_GAIN: a steady gain adds up, noise about none does not, and a large one is acted on in three
+    looks. What was decided is compared from then on, whether or not it could be carried out yet.
+    """
+
+    target: int
+    reasons: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _evidence: dict[int, float] = field(default_factory=dict)
+
+    def look(self, measured: Measured, rows: int, most: int) -> Decision:
+        """`rows` live sequences, in `most` micro-batches at most. Without rows nothing changes."""
+        if rows < 1 or not measured.stages:
+            return Decision(self.target, False, "nothing measured yet")
+        steps = steps_by_count(measured, rows, most)
+        present = min(self.target, len(steps))
+        now = steps[present]
+        for count, step in steps.items():
+            gain = math.log(now / step) if step > 0 and now > 0 else 0.0
+            added = min(gain - LEAST_GAIN, LARGEST_GAIN)
+            self._evidence[count] = max(0.0, self._evidence.get(count, 0.0) + added)
+        proven = [count for count in steps if self._evidence[count] >= ENOUGH and steps[count] < now]
+        if not proven:
+            return Decision(self.target, False, _words(measured, rows, present, steps))
+        best = min(proven, key=lambda count: steps[count])
+        change = f"{_counted(best)} in place of {present}, {seconds(steps[best])} a step in place of "
+        reason = f"{change}{seconds(now)}: {_limit(measured, rows, best)}"
+        self.target = best
+        self._evidence.clear()
+        self.reasons.append(reason)
+        return Decision(best, True, reason)
+
+
+def _words(measured: Measured, rows: int, present: int, steps: dict[int, Seconds]) -> str:
+    others = [count for count in steps if count != present]
+    words = f"{_counted(present)}, {seconds(steps[present])} a step: {_limit(measured, rows, present)}"
+    if others:
+        best = min(others, key=lambda count: steps[count])
+        words += f"; {best} would take {seconds(steps[best])}"
+    return words
+
+
+def _limit(measured: Measured, rows: int, count: int) -> str:
+    """What such a step is made of."""
+    each = rows / count
+    name, cycle = measured.bottleneck(each)
+    loop = measured.loop(each)
+    if count * cycle > loop:
+        return f"{count} x {seconds(cycle)} of {name}, over a loop of {seconds(loop)}"
+    return f"a loop of {seconds(loop)}, {count} x {seconds(cycle)} of {name}"
+
+
+def _counted(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
+def seconds(value: float) -> str:
+    """A time as people read it: 12.3 ms, 345 ms, 6.7 s, 8 min."""
+    if value >= 120:
+        return f"{value / 60:.0f} min"
+    if value >= 1:
+        return f"{value:.1f} s"
+    return f"{value * 1000:.1f} ms" if value < 0.1 else f"{value * 1000:.0f} ms"
+
+
+def hop_roles(measured: Measured, rows: int, count: int) -> tuple[str, ...]:
+    """For the link behind each stage but the last: what its compression is good for, with figures."""
+    each = rows / count
+    _, cycle = measured.bottleneck(each)
+    loop = measured.loop(each)
+    is_full = count * cycle > loop
+    return tuple(_role(stage, each, cycle, loop, is_full) for stage in measured.stages[:-1])
+
+
+def _role(stage: StageFigures, tokens: float, cycle: float, loop: float, is_full: bool) -> str:
+    if not stage.rate:
+        return f"{stage.name}'s link was never seen full"
+    busy = stage.sent(tokens) / stage.rate
+    if not is_full:
+        return f"{stage.name}'s link is {busy / loop:.0%} of the loop: each byte less shortens it"
+    if busy >= cycle:
+        return (
+            f"{stage.name}'s link is the bottleneck, {seconds(busy)} a pack: each byte less shortens a step"
+        )
+    return f"{stage.name}'s link is busy for {busy / cycle:.0%} of a cycle: fewer bytes change nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one node would have to fetch for another layout: bytes from its disk and over the network, and the
+    rates of both."""
+
+    node: str
+    from_disk: float = 0.0
+    from_network: float = 0.0
+    disk_rate: float = math.inf
+    network_rate: float = math.inf
+
+    @property
+    def time(self) -> Seconds:
+        return Seconds(self.from_disk / self.disk_rate + self.from_network / self.network_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCost:
+    """Of another layout: what nodes load, side by side; tokens whose KV is computed anew, at so many a second
+    as the new layout reads prompts; and what a plan costs by itself (dials, READY)."""
+
+    loads: tuple[Load, ...]
+    live_tokens: int
+    prefill_rate: float  # tokens a second
+    fixed: Seconds = Seconds(2.0)
+
+    @property
+    def loading(self) -> Seconds:
+        return max((load.time for load in self.loads), default=Seconds(0.0))
+
+    @property
+    def recomputing(self) -> Seconds:
+        if not self.live_tokens:
+            return Seconds(0.0)
+        return Seconds(self.live_tokens / self.prefill_rate if self.prefill_rate > 0 else math.inf)
+
+    @property
+    def time(self) -> Seconds:
+        return Seconds(self.fixed + self.loading + self.recomputing)
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A layout as it runs and another that a search found for the newest measurements.
+
+    `measured` is the present one's seconds a step, `predicted` what the model of costs says of it, `other`
+    what it says of the new layout; batches are sequences a step.
+    """
+
+    measured: Seconds
+    predicted: Seconds
+    batch: int
+    other: Seconds
+    other_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relayout:
+    """Whether to move, the job's seconds left if it stays and if it moves, and why."""
+
+    repays: bool
+    stays: Seconds
+    moves: Seconds
+    reason: str
+
+
+def relayout(prospect: Prospect, cost: MoveCost, tokens_left: float) -> Relayout:
+    """Whether another layout repays its cost over the `tokens_left` that the job is yet to generate.
+
+    What the model errs by in the present layout, it is taken to err by in the other one too. Raises:
+    ValueError for a step or a batch that is not above 0.
+    """
+    figures = (prospect.measured, prospect.predicted, prospect.other, prospect.batch, prospect.other_batch)
+    if min(figures) <= 0 or tokens_left < 0:
+        raise ValueError("steps and batches are above 0, and tokens that are left never below")
+    error = prospect.measured / prospect.predicted
+    other = prospect.other * error
+    stays = Seconds(tokens_left / prospect.batch * prospect.measured)
+    moves = Seconds(cost.time + tokens_left / prospect.other_batch * other)
+    repays = moves < REPAYS * stays
+    verb = "a new layout repays" if repays else "a new layout would not repay"
+    rates = (prospect.batch / prospect.measured, prospect.other_batch / other)
+    reason = (
+        f"{verb}: {rates[1]:.1f} tokens/s in place of {rates[0]:.1f}, for {seconds(cost.time)} "
+        f"({seconds(cost.loading)} to load, {seconds(cost.recomputing)} to read {cost.live_tokens} tokens "
+        f"again); the rest would take {seconds(moves)} in place of {seconds(stays)}"
+    )
+    return Relayout(repays, stays, moves, reason)

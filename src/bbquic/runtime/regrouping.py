@@ -1,0 +1,222 @@
+"""The number of micro-batches changed while a job runs: one is joined to others, or one is parted in two.
+
+Nothing drains. A micro-batch is changed between two of its own steps, when nothing of it is on its way, and
+the others go on. Sequences change their micro-batch by MOVE: a copy to a free slot, or no copy at all where
+ranges lie side by side and their slots are of one length, so that a slot only gets another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from itertools import pairwise
+
+from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
+from bbquic.runtime.protocol import Move
+from bbquic.runtime.regroup import Room, places
+from bbquic.runtime.seating import Seating
+from bbquic.runtime.seats import MicroBatch
+
+
+class Regrouping:
+    """Brings the number of active micro-batches nearer to what is wanted, one at a time."""
+
+    def __init__(self, seating: Seating) -> None:
+        self.moved = 0  # sequences that changed their micro-batch
+        self.changes = 0  # of shares and seats: whoever had nothing to launch may have now
+        self.waits_for: str | None = None  # why a change that is wanted is not made yet
+        self._seating = seating
+
+    def holds(self, batch: MicroBatch, wanted: int) -> bool:
+        """Called before each step of a micro-batch; True where it makes none now.
+
+        Either its sequences just left, or it is to be changed once its packs are back, in a loop at most.
+        """
+        seating = self._seating
+        present = len(seating.active)
+        if wanted >= present:
+            seating.retiring = None
+        if wanted == present or seating.has_one_share:
+            self.waits_for = None
+            return False
+        return self._part(batch) if wanted > present else self._retire(batch)
+
+    def release(self) -> None:
+        """Give the share of a micro-batch that has retired to the one below it, if there is one."""
+        seating = self._seating
+        if seating.retiring is None:
+            return
+        left = seating.batches[seating.retiring]
+        if left.live or left.flights or left.leaving:
+            return
+        below = seating.active[seating.active.index(left) - 1]
+        self._join_shares(below, left)
+
+    def _join_shares(self, below: MicroBatch, above: MicroBatch) -> None:
+        below.share = above.offset + above.share - below.offset
+        above.give_up()
+        self._seating.retiring = None
+        self._shared_out()
+
+    def _shared_out(self) -> None:
+        self._seating.count = len(self._seating.active)
+        self.changes += 1
+
+    # Fewer.
+
+    def _retire(self, batch: MicroBatch) -> bool:
+        """Let the smallest micro-batch go that is not the arena's first: the one below gets its cells."""
+        seating, active = self._seating, self._seating.active
+        if seating.retiring is None:
+            pairs = pairwise(active)
+            below, leaving = min(pairs, key=lambda pair: (pair[1].live, pair[0].live, -pair[1].offset))
+            seating.retiring = leaving.index
+        leaving = seating.batches[seating.retiring]
+        if batch is not leaving or not batch.live or batch.leaving:
+            return False
+        if any(seat.move is not None for _, seat in batch.seats()):
+            return False
+        below = active[active.index(leaving) - 1]
+        targets = self._targets()
+        chosen = places([seat.sequence.need for _, seat in batch.seats()], [room for _, room in targets])
+        joins = chosen is None and _lie_side_by_side(below, batch)
+        self.waits_for = None
+        if chosen is not None or joins:
+            if batch.flights:
+                return True
+            if chosen is None:
+                self._join(below, batch)
+            else:
+                self._move_all(batch, [targets[place][0] for place in chosen])
+            return True
+        return self._move_some(batch)
+
+    def _targets(self) -> list[tuple[MicroBatch, Room]]:
+        """Who may take sequences, with the slots that are free or can be."""
+        found = []
+        for one in self._seating.staying:
+            if one.range is not None:
+                free = len(one.free) + max(0, one.most_slots - one.range.slots)
+                found.append((one, Room(one.range.capacity, free, one.live)))
+        return found
+
+    def _move_all(self, batch: MicroBatch, targets: Items[MicroBatch]) -> None:
+        for (slot, _), target in zip(list(batch.seats()), targets, strict=True):
+            self._move_to_free(batch, slot, target)
+
+    def _move_some(self, batch: MicroBatch) -> bool:
+        """Move what fits, as slots elsewhere become free; the rest goes on here until it ends."""
+        flying = {seat for flight in batch.flights.values() for seat in flight.seats}
+        for slot, seat in list(batch.seats()):
+            rooms = [(one, room) for one, room in self._targets() if room.free]
+            fitting = [(one, room) for one, room in rooms if room.capacity >= seat.sequence.need]
+            if seat not in flying and fitting:
+                self._move_to_free(batch, slot, min(fitting, key=lambda pair: pair[1].live)[0])
+        if batch.live:
+            self.waits_for = (
+                f"{batch.live} sequences of micro-batch {batch.index} fit no free slot elsewhere; "
+                "they move as others end, and no new ones join them"
+            )
+        return not batch.live
+
+    def _move_to_free(self, batch: MicroBatch, slot: int, target: MicroBatch) -> None:
+        if not target.free:
+            assert target.range is not None
+            target.grow(target.range.slots + 1)
+        self._reseat(batch, slot, target, target.free[0])
+
+    def _join(self, below: MicroBatch, batch: MicroBatch) -> None:
+        """Make the slots of a micro-batch the last ones of the range below; no cell is copied."""
+        assert below.range is not None
+        assert batch.range is not None
+        base = (batch.range.offset - below.range.offset) // below.range.capacity
+        below.grow(base + batch.range.slots)
+        for slot, _ in list(batch.seats()):
+            self._reseat(batch, slot, below, base + slot)
+        self._join_shares(below, batch)
+
+    # More.
+
+    def _part(self, batch: MicroBatch) -> bool:
+        """Part the fullest micro-batch that can be."""
+        spare = next(
+            (one for one in self._seating.batches if not one.share and one.is_empty and not one.flights), None
+        )
+        able = [one for one in self._seating.active if _can_part(one)]
+        if spare is None or not able:
+            self.waits_for = "no micro-batch has two slots to share out" if not able else None
+            return False
+        self.waits_for = None
+        if batch is not max(able, key=lambda one: (one.live, one.share, -one.index)):
+            return False
+        if not batch.is_idle:
+            # a move that waits to be made goes out with the next pack
+            return bool(batch.flights) and not any(seat.move for _, seat in batch.seats())
+        if batch.live:
+            self._part_range(batch, spare)
+        else:
+            half = batch.share // (2 * CELL_ALIGNMENT) * CELL_ALIGNMENT
+            batch.cut(None)
+            spare.offset, spare.share = batch.offset + half, batch.share - half
+            batch.share = half
+        self._shared_out()
+        return False
+
+    def _part_range(self, batch: MicroBatch, upper: MicroBatch) -> None:
+        """Cut a range in two at half of its share's slots; those above only get another name."""
+        where = batch.range
+        assert where is not None
+        most = batch.most_slots
+        half = (most + 1) // 2
+        upper.offset = where.cells(half).start
+        upper.share = batch.offset + batch.share - upper.offset
+        batch.share = upper.offset - batch.offset
+        wanted = min(self._seating.part(upper), most - half)
+        upper.cut(SlotRange(upper.offset, max(where.slots - half, wanted), where.capacity))
+        for slot, _ in list(batch.seats()):
+            if slot >= half:
+                self._reseat(batch, slot, upper, slot - half)
+        batch.slots = batch.slots[:half]
+        batch.range = where.with_slots(min(half, where.slots))
+        for slot, _ in reversed(list(batch.seats())):
+            if batch.live > upper.live + 1 and upper.free:
+                self._reseat(batch, slot, upper, upper.free[0])
+
+    def _reseat(self, source: MicroBatch, slot: int, target: MicroBatch, place: int) -> None:
+        """Seat a sequence elsewhere; the move itself travels with its next row. Until that row's pack is
+        back, the source's cells belong to the move."""
+        old = source.leave(slot)
+        new = self._seating.new_seat(old.sequence)
+        if old.sequence.computed:
+            new.move = Move(
+                micro_batch=source.index,
+                slot=slot,
+                generation=old.generation,
+                step=old.step,
+                target=place,
+                target_generation=new.generation,
+                count=old.sequence.computed,
+            )
+            source.leaving.add(slot)
+        target.slots[place] = new
+        self.moved += 1
+        self.changes += 1
+
+
+def _lie_side_by_side(below: MicroBatch, above: MicroBatch) -> bool:
+    """Whether the slots of one are slots of the other's range, were it longer, and nobody is about to fetch
+    a slot there."""
+    if (
+        below.range is None
+        or above.range is None
+        or below.leaving
+        or below.range.capacity != above.range.capacity
+    ):
+        return False
+    return (above.range.offset - below.range.offset) % below.range.capacity == 0
+
+
+def _can_part(batch: MicroBatch) -> bool:
+    """Whether there are two slots, and two sequences or none."""
+    if not batch.live:
+        return batch.share >= 2 * CELL_ALIGNMENT
+    return batch.live > 1 and batch.most_slots > 1
