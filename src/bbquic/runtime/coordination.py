@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from bbquic.errors import (
     BBQuicError,
+    ConfigError,
     ConnectionLost,
     ModelError,
     PeerRefused,
@@ -82,7 +83,15 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     def of(
         cls, plan: PlanHeader, work: SchedulerOptions, ends: frozenset[int], options: CoordinatorOptions
     ) -> CoordinateHeader:
-        """The window holds what is in flight and read ahead there, and as much again on its way there."""
+        """The window holds what is in flight and read ahead there, and as much again on its way there.
+
+        Raises: ConfigError for more than a node holds.
+        """
+        if max(work.slots, work.look_ahead) > MOST_HELD:
+            raise ConfigError(
+                f"a coordinator on a node holds {MOST_HELD} sequences at most",
+                hint="use a smaller --batch, or --coordinator here",
+            )
         return cls(
             job=plan.job,
             epoch=plan.epoch,
