@@ -105,6 +105,7 @@ def test_strict_refuses_a_bad_file_before_any_work(tiny: Path, tmp_path: Path) -
         (("node", "--peers", "nowhere.toml"), "nowhere.toml"),
         (("top", "--peers", "nowhere.toml"), "nowhere.toml"),
         (("generate", "here.jsonl", "--trace", "nowhere/t.json"), "nowhere/t.json"),
+        (("generate", "here.jsonl", "--trace", "t.json", "--coordinator", "stage"), "leave out --trace"),
         (("certs", "new", "No Name"), "No Name"),
         (("model", "get", "unheard-of"), "unheard-of"),
     ],

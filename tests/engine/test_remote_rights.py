@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -131,14 +133,31 @@ def test_who_may_coordinate_cannot_take_over_the_job_of_another_connection(
     run(main)
 
 
+@asynccontextmanager
+async def in_mid_run(cluster: Cluster, source: Any, meddle: Callable[[], Awaitable[None]]) -> Any:
+    """Have `meddle` done while the job waits for its first stage."""
+    gate = threading.Event()
+
+    async def go() -> None:
+        try:
+            await until(lambda: source().generated_tokens > 0)
+            cluster.nodes["node-1"]._device.submit(gate.wait)
+            await meddle()
+        finally:
+            gate.set()
+
+    task = asyncio.create_task(go())
+    yield
+    await task
+
+
 def test_rows_tokens_and_attachments_from_anyone_else_cost_the_sender_its_connection(
     model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     async def main() -> None:
         async with cluster_of([model] * 3) as cluster:
 
-            @asynccontextmanager
-            async def meddle(_: object) -> Any:
+            async def meddle() -> None:
                 job = job_of(cluster, "node-1")
                 pack = PackHeader(job, 0, 0, 1, (0, 1, 16), (Row(0, 1, 0, 1, True, None),), b"\1\0\0\0")
                 tokens = TokensHeader(job, 0, 0, 1, (5,))
@@ -157,16 +176,11 @@ def test_rows_tokens_and_attachments_from_anyone_else_cost_the_sender_its_connec
                     await channel.send(Message(kind, encode_header(header)))
                     with pytest.raises(BBQuicError, match=words):
                         await channel.receive()
-                yield
 
-            @asynccontextmanager
-            async def begun(source: Any) -> Any:
-                await until(lambda: all(node._job and node._job.service for node in cluster.nodes.values()))
-                async with meddle(source):
-                    yield
+            def watch(source: Any) -> Any:
+                return in_mid_run(cluster, source, meddle)
 
-            how = at_stage()
-            statistics = await answer(cluster, model, prompts, tmp_path / "out.jsonl", how, watch=begun)
+            statistics = await answer(cluster, model, prompts, tmp_path / "o.jsonl", at_stage(), watch=watch)
             assert statistics.done == len(PROMPTS)
 
     run(main)
@@ -178,22 +192,19 @@ def test_tokens_of_a_stage_that_is_not_the_last_end_the_job(
     async def main() -> None:
         async with cluster_of([model] * 3) as cluster:
 
-            @asynccontextmanager
-            async def meddle(source: Any) -> Any:
-                async def forge() -> None:
-                    await until(lambda: source().generated_tokens > 0)
-                    job = cluster.nodes["node-2"]._job
-                    assert job is not None
-                    assert job.service is not None
-                    tokens = TokensHeader(job.plan.job, 0, 0, 1, (5,))
-                    await job.service._back.send(Message(Kind.TOKENS, encode_header(tokens)))
+            async def forge() -> None:
+                job = cluster.nodes["node-2"]._job
+                assert job is not None
+                assert job.service is not None
+                tokens = TokensHeader(job.plan.job, 0, 0, 1, (5,))
+                await job.service._back.send(Message(Kind.TOKENS, encode_header(tokens)))
+                await until(lambda: cluster.nodes["node-2"]._job is None)
 
-                task = asyncio.create_task(forge())
-                yield
-                await task
+            def watch(source: Any) -> Any:
+                return in_mid_run(cluster, source, forge)
 
             with pytest.raises(RemoteProtocolError, match="node-2: TOKENS is not what this stage sends"):
-                await answer(cluster, model, prompts, tmp_path / "out.jsonl", at_stage(), watch=meddle)
+                await answer(cluster, model, prompts, tmp_path / "o.jsonl", at_stage(), watch=watch)
 
     run(main)
 

@@ -15,6 +15,7 @@ from remote_helpers import JOB, STAGES, TO_COMMANDS, a_request, ended, outcomes,
 
 from bbquic.errors import (
     BBQuicError,
+    ConfigError,
     ConnectionLost,
     JobError,
     PeerRefused,
@@ -210,6 +211,11 @@ class Elsewhere:
 
     async def say(self, kind: Kind, header: Any) -> None:
         await self.channel.send(Message(kind, encode_header(header)))
+
+
+def test_more_than_a_node_holds_is_refused_before_it_is_asked() -> None:
+    with pytest.raises(ConfigError, match="holds 65536 sequences at most"):
+        Elsewhere(look_ahead=70_000)
 
 
 def test_no_more_requests_leave_than_the_window_holds_without_a_kept_outcome() -> None:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from bbquic.errors import (
     BBQuicError,
+    ConfigError,
     ConnectionLost,
     ModelError,
     PeerRefused,
@@ -66,6 +67,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     job: JobId
     epoch: Natural
     slots: Annotated[int, Meta(ge=1, le=MOST_HELD)]  # sequences in flight
+    start: Annotated[int, Meta(ge=1, le=MOST_HELD)] | None  # micro-batches at first; None: all, for good
     prefill_tokens: Positive
     look_ahead: Annotated[int, Meta(ge=1, le=MOST_HELD)]
     window: Annotated[int, Meta(ge=1, le=3 * MOST_HELD)]  # requests without an outcome that was kept
@@ -82,11 +84,20 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     def of(
         cls, plan: PlanHeader, work: SchedulerOptions, ends: frozenset[int], options: CoordinatorOptions
     ) -> CoordinateHeader:
-        """The window holds what is in flight and read ahead there, and as much again on its way there."""
+        """The window holds what is in flight and read ahead there, and as much again on its way there.
+
+        Raises: ConfigError for more than a node holds.
+        """
+        if max(work.slots, work.look_ahead) > MOST_HELD:
+            raise ConfigError(
+                f"a coordinator on a node holds {MOST_HELD} sequences at most",
+                hint="use a smaller --batch, or --coordinator here",
+            )
         return cls(
             job=plan.job,
             epoch=plan.epoch,
             slots=work.slots,
+            start=work.start,
             prefill_tokens=work.prefill_tokens,
             look_ahead=work.look_ahead,
             window=work.slots + 2 * work.look_ahead,
@@ -106,6 +117,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
                 prefill_tokens=self.prefill_tokens,
                 look_ahead=self.look_ahead,
                 depth=plan.depth,
+                start=self.start,
             )
         except ValueError as error:
             raise PlanRefused(f"{plan.coordinator} cannot coordinate job {plan.job}: {error}") from None

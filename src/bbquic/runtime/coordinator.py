@@ -156,13 +156,10 @@ class Coordinator:
             spent=observer.spent,
             first_tokens=observer.first_tokens.first_tokens(),
             waiting_for=self.waiting_for(),
+            decisions=self._scheduler.decisions(),
             to_first=LoopEnd.sent(self._links[0].channel.statistics()),
             from_last=LoopEnd.received(self._links[-1].channel.statistics()),
         )
-
-    def decisions(self) -> tuple[str, ...]:
-        """What was decided about the loop and why, the newest last."""
-        return self._scheduler.decisions()
 
     def preempt(self, line: int) -> bool:
         """Drop the KV of a job's line; it is rebuilt from its tokens. False when the line holds no slot."""

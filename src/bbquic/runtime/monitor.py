@@ -91,7 +91,7 @@ class Monitor:
             loop=lately.loop,
             first_tokens=seen.first_tokens,
             limit=lately.limit(),
-            decisions=self._coordinator.decisions(),
+            decisions=seen.decisions,
         )
 
     @staticmethod

@@ -56,6 +56,7 @@ class LoopStatistics(Struct, frozen=True, forbid_unknown_fields=True):
     spent: Finite = 0.0  # seconds, by the coordinator itself on packs and tokens
     first_tokens: FirstTokens | None = None
     waiting_for: Text | None = None  # who keeps a step waiting, and with what
+    decisions: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()  # about the loop, the newest last
     to_first: LoopEnd = LoopEnd()
     from_last: LoopEnd = LoopEnd()
 
