@@ -9,7 +9,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
@@ -47,7 +47,7 @@ SLOW_CODEC = {"cloud": 1.0, "home": 0.4, "desk": 0.6}  # of a usual processor
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Rates of the links between stages, Mbit/s from times on, and where one phase ends and the next begins."""
+    """Rates of the links between stages, Mbit/s from times on, and the bounds of its phases, seconds."""
 
     name: str
     links: tuple[tuple[tuple[float, float], ...], ...]  # a hop: (seconds, Mbit/s) ...
@@ -61,8 +61,8 @@ def stepping_trace(phase: float = 120.0) -> Trace:
 
 
 def evening_trace(hour: float = 60.0, seed: int = 1) -> Trace:
-    """A day from noon to noon, each hour in `hour` seconds: a home's way up falls from 100 to 15 Mbit/s in the
-    evening and comes back, with noise of some 15 % every tenth of an hour; its way down falls by half."""
+    """A day from noon to noon, each hour in `hour` seconds: a home's way up falls from 100 to 15 Mbit/s in
+    the evening and comes back, with noise of some 15 % every tenth of an hour; its way down falls by half."""
     source = random.Random(seed)
     up, down = [], []
     for tenth in range(240):
@@ -90,13 +90,21 @@ def layout_of(count: int, ways: tuple[Way, ...]) -> Layout:
 
 class LiveDecider:
     """What a job runs, on what a job sees: each hop's CodecSwitch and the controller's Grouping, over fits of
-    what packs took, with noise on every figure. Rates are means over the newest messages, so they lag."""
+    what packs took, with noise on every figure. Rates are means over the newest messages, so they lag.
+    Distance is what a job sees of it: its stages tell how long packs waited in them.
+
+    A hop's messages count as overlapped where it is the bottleneck of a full pipeline: there its slowest part
+    is what it takes; elsewhere all its parts are in the loop.
+    """
 
     def __init__(self, cluster: Cluster, ways: tuple[Way, ...], start: int, seed: int = 0) -> None:
         self.grouping = Grouping(start)
+        hops = pairwise(("command", *(name for name, _, _ in STAGES), "command"))
+        self._distance = sum(cluster.links[hop].delay for hop in hops)
         self._nodes = [cluster.node(name) for name, _, _ in STAGES]
         self._noise = random.Random(seed)
         self._switches = [CodecSwitch() for _ in ways]
+        self._overlap = [0.0 for _ in ways]
         self._compute = [LinearFit() for _ in STAGES]
         self._out = [LinearFit(KEEP_CODED) for _ in ways]
         self._into = [LinearFit(KEEP_CODED) for _ in ways]
@@ -113,33 +121,38 @@ class LiveDecider:
         if not seen.compute:
             return Decision(ways, self.grouping.target)
         tokens = seen.hops[0].payload / (MODEL.hidden * MODEL.value_bytes)
-        latency = seen.loop
         for fit, took in zip(self._compute, seen.compute, strict=True):
             fit.add(tokens, self._noisy(took))
-            latency = Seconds(latency - took)
         for number, hop in enumerate(seen.hops):
-            latency = Seconds(latency - self._learn(number, hop, tokens))
-        self._latencies.append(max(0.0, latency))
+            self._learn(number, hop, tokens)
+        self._latencies.append(self._noisy(self._distance))
         measured = self._measured()
         if seen.step >= self._look_at:
             self._look_at = seen.step + seen.micro_batches
             whole = load_of(JOB, BATCH, 1).tokens
             self.grouping.look(measured, round(whole), MOST)
-        full = seen.micro_batches * measured.cycle(tokens) > measured.loop(tokens)
-        chosen = (self._choose(number, hop, full) for number, hop in enumerate(seen.hops))
+        cycle = measured.cycle(tokens)
+        full = seen.micro_batches * cycle > measured.loop(tokens)
+        for number in range(len(ways)):
+            stage, next_stage = measured.stages[number : number + 2]
+            rate = self._rates[number]
+            assert rate is not None
+            parts = (stage.outbound(tokens), stage.sent(tokens) / rate, next_stage.inbound(tokens))
+            limits = full and max(parts) >= cycle
+            self._overlap[number] += 0.1 * (limits - self._overlap[number])
+        chosen = (self._choose(number, hop) for number, hop in enumerate(seen.hops))
         return Decision(tuple(chosen), self.grouping.target)
 
-    def _learn(self, number: int, hop: HopSeen, tokens: float) -> float:
-        """Fits of a hop; seconds of the loop that are its own."""
+    def _learn(self, number: int, hop: HopSeen, tokens: float) -> None:
+        """Fits of a hop."""
         assert hop.rate is not None
         codec = codec_of(self._nodes[number], hop.way)
         assert codec is not None
-        rate = self._rates[number] = BytesPerSecond(self._noisy(hop.rate))
+        self._rates[number] = BytesPerSecond(self._noisy(hop.rate))
         sent = hop.payload * codec.ratio * WIRE
         self._out[number].add(tokens, self._noisy(hop.out))
         self._into[number].add(tokens, self._noisy(hop.into))
         self._sent[number].add(tokens, sent)
-        return hop.out + hop.into + sent / rate
 
     def _measured(self) -> Measured:
         stages = []
@@ -157,7 +170,7 @@ class LiveDecider:
             )
         return Measured(tuple(stages), Seconds(min(self._latencies)))
 
-    def _choose(self, number: int, hop: HopSeen, full: bool) -> Way:
+    def _choose(self, number: int, hop: HopSeen) -> Way:
         """As `runtime.hop` does; each codec is probed, so to say, with every message."""
         switch, raw = self._switches[number], Bytes(round(hop.payload))
         sender, receiver = self._nodes[number], self._nodes[number + 1]
@@ -166,7 +179,7 @@ class LiveDecider:
             if here is not None and there is not None:
                 times = (Seconds(self._noisy(raw * speed)) for speed in (here.encode, there.decode))
                 switch.note(way, CodecSample(raw, Bytes(round(raw * here.ratio)), *times))
-        return switch.choose(HopConditions(self._rates[number], raw, full)).way
+        return switch.choose(HopConditions(self._rates[number], raw, self._overlap[number] > 0.5)).way
 
 
 def stepping(phase: float = 120.0) -> dict[str, Any]:
