@@ -79,7 +79,7 @@ def limit_sentence(layout: Layout, prediction: Prediction) -> str:
     if prediction.limit.kind is Kind.LOOP:
         most = max(prediction.parts, key=lambda part: part.passes)
         return (
-            f"the loop takes {_ms(loop)}, above {layout.micro_batches} cycles of {_ms(prediction.cycle)}: "
+            f"the loop takes {_ms(loop)}, and {layout.micro_batches} x the longest cycle {_ms(full)}: "
             f"most of it is {most.resource} with {_ms(most.passes)}"
         )
     return (
