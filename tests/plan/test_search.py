@@ -127,6 +127,12 @@ def test_the_order_of_nodes_in_a_file_decides_nothing(seed: int) -> None:
     assert (again.layout, again.prediction) == (plan.layout, plan.prediction)
 
 
+def test_nor_does_it_among_nodes_that_are_alike() -> None:
+    nodes = tuple(simple_node(name, memory=20_000) for name in "abcd")
+    plans = [search(mesh(order), small_model(12), small_job(4), OPTIONS) for order in (nodes, nodes[::-1])]
+    assert plans[0].layout == plans[1].layout
+
+
 def test_candidates_are_powers_of_two_and_halfway_and_the_whole_job() -> None:
     assert batches(small_job(20), SearchOptions()) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
     assert batches(small_job(10_000), SearchOptions())[-3:] == (2048, 3072, MOST_ROWS)
@@ -265,6 +271,16 @@ def test_where_nothing_fits_need_and_have_are_named_and_the_cheapest_change_woul
     search(with_memory(cluster, name, more), model, job, OPTIONS)
     with pytest.raises(PlanImpossible):
         search(with_memory(cluster, name, more - 1), model, job, OPTIONS)
+
+
+def test_the_cheapest_change_minds_who_can_have_the_ends() -> None:
+    """For a sequence 4,920 of workspace and buffers; a block takes 1,200, the embedding 400, the head 580."""
+    model, job = small_model(4), small_job()
+    first = simple_node("first", memory=4920 + 2 * 1200 + 400)  # with the head it holds one block
+    lacking = simple_node("lacking", memory=6_000)
+    assert cheapest_change(mesh((first, lacking)), model, job, MEMORY) == ("lacking", 4920 + 2980 - 6000)
+    tiny = simple_node("tiny", memory=1_000)  # cannot be a stage, so the other is the only one
+    assert cheapest_change(mesh((tiny, lacking)), model, job, MEMORY) == ("lacking", 4920 + 5780 - 6000)
 
 
 @pytest.mark.parametrize("seed", range(40))
