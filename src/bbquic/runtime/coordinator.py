@@ -21,7 +21,7 @@ from bbquic.errors import (
 from bbquic.runtime.cluster import StageLink
 from bbquic.runtime.heartbeat import INTERVAL, Pulse
 from bbquic.runtime.observer import LoopObserver, Recorder
-from bbquic.runtime.progress import LoopEnd, LoopStatistics, StageProgress
+from bbquic.runtime.progress import MOST_DECISIONS, LoopEnd, LoopStatistics, StageProgress
 from bbquic.runtime.protocol import (
     FailedHeader,
     PackHeader,
@@ -156,7 +156,7 @@ class Coordinator:
             spent=observer.spent,
             first_tokens=observer.first_tokens.first_tokens(),
             waiting_for=self.waiting_for(),
-            decisions=self._scheduler.decisions(),
+            decisions=self._scheduler.decisions()[-MOST_DECISIONS:],
             to_first=LoopEnd.sent(self._links[0].channel.statistics()),
             from_last=LoopEnd.received(self._links[-1].channel.statistics()),
         )

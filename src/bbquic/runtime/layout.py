@@ -38,7 +38,8 @@ class LayoutOptions:
     """What a user may decide; None leaves it to the figures."""
 
     batch: int = 32  # sequences in flight
-    micro_batches: int | None = None  # None: one a stage at first, so that every stage has work
+    micro_batches: int | None = None  # None: as many as measurements say, `first` at first
+    first: int | None = None  # None: one a stage, so that every stage has work
     depth: int = DEPTH  # packs of a micro-batch on their way at most
     codec: CodecMode = CodecMode.AUTO  # of every hop
     coordinator: CoordinatorPlace = CoordinatorPlace.AUTO
@@ -49,7 +50,7 @@ class LayoutOptions:
 
     def start(self, stages: int) -> int | None:
         """Micro-batches to begin with, where their number follows measurements; None: it was asked for."""
-        return None if self.micro_batches is not None else min(stages, self.batch)
+        return None if self.micro_batches is not None else min(self.first or stages, self.batch)
 
 
 def choose_dtype(wanted: str | None, nodes: Sequence[DescriptionHeader]) -> str:
@@ -85,7 +86,8 @@ def make_plan(
         else weighed_split(blocks, len(nodes), head=_head_weight(directory, manifest))
     )
     stages = tuple(Stage(node.node, r.start, r.stop) for node, r in zip(nodes, ranges, strict=True))
-    micro_batches = options.micro_batches or min(MOST_A_STAGE * len(stages), options.batch)
+    most = max(MOST_A_STAGE * len(stages), options.first or 0)
+    micro_batches = options.micro_batches or min(most, options.batch)
     if not 1 <= micro_batches <= options.batch:
         raise ConfigError(
             f"a batch of {options.batch} does not make {micro_batches} micro-batches",

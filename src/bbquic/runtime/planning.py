@@ -101,7 +101,7 @@ def planned_layout(plan: Plan, dtype: str, options: LayoutOptions) -> LayoutOpti
     return replace(
         options,
         batch=layout.batch,
-        micro_batches=layout.micro_batches,
+        first=layout.micro_batches,
         split=tuple(stage.blocks for stage in layout.stages),
         coordinator=CoordinatorPlace.STAGE if at_stage else CoordinatorPlace.HERE,
         dtype=dtype,

@@ -15,6 +15,7 @@ from bbquic.runtime.telemetry import FirstTokens
 from bbquic.runtime.timing import Count, Finite, StageReport, WireLink
 from bbquic.transport.channel import ChannelStatistics
 
+MOST_DECISIONS = 16
 _MOST = 1e15  # seconds, bytes or a count; no run comes near
 
 
@@ -56,7 +57,9 @@ class LoopStatistics(Struct, frozen=True, forbid_unknown_fields=True):
     spent: Finite = 0.0  # seconds, by the coordinator itself on packs and tokens
     first_tokens: FirstTokens | None = None
     waiting_for: Text | None = None  # who keeps a step waiting, and with what
-    decisions: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()  # about the loop, the newest last
+    decisions: Annotated[
+        tuple[Text, ...], Meta(max_length=MOST_DECISIONS)
+    ] = ()  # about the loop, the newest last
     to_first: LoopEnd = LoopEnd()
     from_last: LoopEnd = LoopEnd()
 
