@@ -42,7 +42,7 @@ def a_request(line: int, tokens: int = 2) -> WireRequest:
 
 def coordinate(job: str = JOB, **changes: Any) -> CoordinateHeader:
     fields = {
-        "slots": 2, "prefill_tokens": 8, "look_ahead": 2, "window": 6, "ends": (2,),
+        "slots": 2, "start": 1, "prefill_tokens": 8, "look_ahead": 2, "window": 6, "ends": (2,),
         "heartbeat": 0.05, "slow": 5.0, "stall": 60.0,
     }  # fmt: skip
     return CoordinateHeader(job, 0, **(fields | changes))  # type: ignore[arg-type]
