@@ -168,7 +168,7 @@ def test_a_label_gives_way_only_to_one_with_the_same_way_home() -> None:
     stage = np.full((4, 4, 5), INFINITE)
     stage[:2, [MIDDLE, FIRST], 1] = stage[2, MIDDLE, 1] = stage[3, LAST, 1] = 1.0
     hop = np.ones((1, 4, 4))
-    hop[0, 1, 0] = 2.0
+    hop[0, 1, 0], hop[0, 2, :2] = 2.0, INFINITE
     back = np.zeros((4, 4))
     back[0, 3] = 100.0
     instance = Instance(stage, stage, hop, hop, np.zeros(4), back, 1)
