@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bbquic.plan import paths
-from bbquic.plan.instance import Assignment, Instance, Objective, evaluate, value_of
+from bbquic.plan import labels, paths
+from bbquic.plan.improve import improve
+from bbquic.plan.instance import FIRST, LAST, MIDDLE, Assignment, Instance, Objective, evaluate, value_of
 from bbquic.plan.partition import best_partition
 from bbquic.plan.paths import best_path
+from bbquic.plan.terms import sums
 from layouts import SIZES, every_value, planted_instance, random_instance
 
 INFINITE = float("inf")
@@ -124,6 +126,56 @@ def test_what_is_found_among_many_nodes_is_near_the_hidden_best(
     assert found is not None
     assert best * (1 - 1e-9) <= found.value <= best * 1.03
     assert found == evaluate(instance, objective, found.order, found.blocks)
+
+
+@each_objective
+def test_nodes_without_memory_do_not_make_a_problem_large(objective: Objective) -> None:
+    instance, cycle, loop = planted_instance(np.random.default_rng(8), 12, 4, 20)
+    hidden = best_path(instance, objective)
+    assert hidden is not None
+    spare = [node for node in range(12) if node not in hidden.order][:4]
+    stages = instance.passes.copy()
+    stages[spare] = INFINITE
+    left = replace(instance, passes=stages)
+    best = value_of(objective, instance.micro_batches, 4, cycle, loop)
+    check(left, objective, best_path(left, objective), best, f"without {spare}")
+
+
+@pytest.mark.parametrize("objective", [Objective.SUM, Objective.CIRCULATING])
+def test_an_order_is_improved_until_it_is_the_best(objective: Objective) -> None:
+    for seed in range(3):
+        planted, cycle, loop = planted_instance(np.random.default_rng(seed), 12, 4, 20)
+        instance = replace(planted, micro_batches=1)  # the loop decides: its order matters
+        best = value_of(objective, 1, 4, cycle, loop)
+        for order in (list(range(12)), list(range(11, -1, -1))):
+            start = best_partition(instance, objective, order)
+            assert start is not None
+            assert start.value > best * 1.1
+            check(instance, objective, improve(instance, objective, start), best, f"seed {seed}, {order}")
+
+
+@pytest.mark.parametrize("separates", [True, False])
+def test_labels_alone_come_near_a_hidden_chain(separates: bool) -> None:
+    for seed in range(6):
+        instance, _, loop = planted_instance(np.random.default_rng(seed), 20, 12, 36, separates=separates)
+        found = labels.solve(sums(instance))
+        assert found is not None
+        assert loop * (1 - 1e-9) <= found.value <= loop * 1.03
+
+
+def test_a_label_gives_way_only_to_one_with_the_same_way_home() -> None:
+    """Nodes 0 and 1 come before 2 in either order; 0 first is cheaper, until the way home from 3 counts."""
+    stage = np.full((4, 4, 5), INFINITE)
+    stage[:2, [MIDDLE, FIRST], 1] = stage[2, MIDDLE, 1] = stage[3, LAST, 1] = 1.0
+    hop = np.ones((1, 4, 4))
+    hop[0, 1, 0], hop[0, 2, :2] = 2.0, INFINITE
+    back = np.zeros((4, 4))
+    back[0, 3] = 100.0
+    instance = Instance(stage, stage, hop, hop, np.zeros(4), back, 1)
+    found = labels.solve(sums(instance))
+    assert found is not None
+    assert found.value == 4 + 4
+    assert found.trace() == ((1, 0, 2, 3), (1, 1, 1, 1))
 
 
 @each_objective

@@ -18,7 +18,7 @@ from bbquic.plan.terms import INFINITE, Terms, least, levels
 
 EXACT_NODES = 8
 TRIES = 24  # limits on the cycle that the heuristic tries for PIPELINE
-ROUNDING = 1e-12  # relative: sums in another order are not something better
+ROUNDING = 1e-12  # relative; the same sum in another order is not worth a search
 CLOSE = 0.003  # what promises to be better by less is not tried
 
 

@@ -122,9 +122,8 @@ def least_circulating(instance: Instance, solve: Solver, bound: float = INFINITE
             low = middle + 1  # a lower limit's loop is as long at least
         else:
             high = middle - 1  # a higher limit that is reached costs more
-            low = max(
-                low, int(np.searchsorted(steps, loop)) - 1
-            )  # below, the loop alone decides: it only grows
+            # No lower limit's loop is shorter: of those that cost less than this loop the last is best.
+            low = max(low, int(np.searchsorted(steps, loop)) - 1)
         high = min(high, int(np.searchsorted(steps, least_value)) - 1)
         middle = (low + high) // 2
     return best
