@@ -106,6 +106,6 @@ def planted_instance(
     lead[hidden[0]] = 1.0
     back[slice(None) if separates else hidden[0], hidden[-1]] = 1.0
     ways = np.stack([hop_busy, hop_busy * 0.5]), np.stack([hop_passes, hop_passes + 2.0])
-    stages = (np.repeat(part[:, None], 4, axis=1) for part in (busy, passes))
-    instance = Instance(*stages, *ways, lead, back, int(rng.integers(5, 20)))
+    busy, passes = np.repeat(busy[:, None], 4, axis=1), np.repeat(passes[:, None], 4, axis=1)
+    instance = Instance(busy, passes, *ways, lead, back, int(rng.integers(5, 20)))
     return instance, cycle, float(blocks + chain - 1 + 2)

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bbquic.plan import labels
+from bbquic.plan import paths
 from bbquic.plan.instance import Assignment, Instance, Objective, evaluate, value_of
 from bbquic.plan.partition import best_partition
 from bbquic.plan.paths import best_path
-from bbquic.plan.terms import least
 from layouts import SIZES, every_value, planted_instance, random_instance
 
 INFINITE = float("inf")
@@ -34,42 +33,46 @@ def check(instance: Instance, objective: Objective, found: Assignment | None, be
 @each_objective
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_nothing_that_can_be_tried_beats_what_is_found(objective: Objective, size: tuple[int, int]) -> None:
-    """58 instances a size and objective, 1,044 in all: of each the best path, and the best of some orders."""
+    """1,044 instances in all, 58 a size and objective: of each the best path and those of three orders."""
     rng = np.random.default_rng(1)
+    solved = 0
     for number in range(58):
-        instance = random_instance(rng, *size)
+        instance, what = random_instance(rng, *size), f"instance {number}"
         values = every_value(instance, objective)
         best = min(values.values(), default=INFINITE)
-        check(instance, objective, best_path(instance, objective), best, f"instance {number}")
+        check(instance, objective, best_path(instance, objective), best, what)
+        check(instance, objective, best_path(instance, objective, bound=best * 1.01 + 0.01), best, what)
+        assert best_path(instance, objective, bound=best) is None or best == INFINITE, what
+        solved += best < INFINITE
         for _ in range(3):
             order = rng.permutation(instance.nodes)[: rng.integers(1, instance.nodes + 1)].tolist()
-            within = (
-                value for used, value in values.items() if list(used) == [n for n in order if n in used]
-            )
-            found = best_partition(instance, objective, order)
-            check(
-                instance, objective, found, min(within, default=INFINITE), f"instance {number}, order {order}"
-            )
+            within = min((values[used] for used in values if in_order(used, order)), default=INFINITE)
+            check(instance, objective, best_partition(instance, objective, order), within, f"{what}, {order}")
+    assert solved >= 20  # the others have no solution
+
+
+def in_order(used: tuple[int, ...], order: list[int]) -> bool:
+    return list(used) == [node for node in order if node in used]
 
 
 @each_objective
-def test_what_labels_find_is_a_solution_and_mostly_the_best(objective: Objective) -> None:
+def test_the_heuristic_finds_solutions_and_mostly_the_best(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(2)
-    if objective is Objective.PIPELINE:
-        pytest.skip("labels add up; largest values reach them as counts of stages")
-    best_ones = possible = 0
-    for number in range(60):
-        instance = random_instance(rng, *SIZES[number % len(SIZES)])
-        found, best = least(instance, objective, labels.solve), best_path(instance, objective)
-        assert (found is None) == (best is None), f"instance {number}"
+    instances = [random_instance(rng, *SIZES[number % len(SIZES)]) for number in range(60)]
+    exact = [best_path(instance, objective) for instance in instances]
+    monkeypatch.setattr(paths, "EXACT_NODES", 0)
+    best_ones = 0
+    for number, (instance, best) in enumerate(zip(instances, exact, strict=True)):
+        found = best_path(instance, objective)
         if found is None or best is None:
+            best_ones += found is best
             continue
-        order, blocks = found.trace()
-        assert evaluate(instance, objective, order, blocks).value <= found.value * (1 + 1e-9)
-        assert found.value >= best.value * (1 - 1e-9)
-        possible += 1
+        assert found == evaluate(instance, objective, found.order, found.blocks), f"instance {number}"
+        assert found.value >= best.value * (1 - 1e-9), f"instance {number}"
         best_ones += found.value <= best.value * (1 + 1e-9)
-    assert best_ones >= 0.9 * possible > 30
+    assert best_ones >= 57
 
 
 @each_objective
@@ -77,14 +80,12 @@ def test_the_numbers_of_nodes_do_not_matter(objective: Objective) -> None:
     rng = np.random.default_rng(3)
     for nodes in (5, 6, 7, 8):
         instance = random_instance(rng, nodes, 10)
-        values = [
-            None if found is None else pytest.approx(found.value, rel=1e-9)
-            for found in (
-                best_path(instance.permuted(rng.permutation(nodes).tolist()), objective) for _ in range(4)
-            )
-        ]
         first = best_path(instance, objective)
-        assert all(value == (None if first is None else first.value) for value in values)
+        for _ in range(4):
+            numbers = rng.permutation(nodes).tolist()
+            best = INFINITE if first is None else first.value
+            renumbered = instance.permuted(numbers)
+            check(renumbered, objective, best_path(renumbered, objective), best, f"{numbers}")
 
 
 @each_objective
@@ -113,11 +114,11 @@ def test_a_hidden_chain_is_found_among_eight_nodes(objective: Objective, separat
 
 
 @each_objective
-@pytest.mark.parametrize(("nodes", "chain", "separates"), [(16, 5, True), (24, 7, False), (64, 12, True)])
+@pytest.mark.parametrize(("nodes", "chain", "separates"), [(16, 5, True), (24, 7, False), (70, 12, True)])
 def test_what_is_found_among_many_nodes_is_near_the_hidden_best(
     objective: Objective, nodes: int, chain: int, separates: bool
 ) -> None:
-    instance, cycle, loop = planted_instance(np.random.default_rng(6), nodes, chain, 40, separates=separates)
+    instance, cycle, loop = planted_instance(np.random.default_rng(6), nodes, chain, 30, separates=separates)
     best = value_of(objective, instance.micro_batches, chain, cycle, loop)
     found = best_path(instance, objective)
     assert found is not None

@@ -79,6 +79,6 @@ def allowed(cluster: Cluster, model: ModelSizes, options: SearchOptions) -> Clus
         )
     if options.split is not None:
         given_split(options.split, blocks=model.blocks, nodes=len(names))
-    if (options.batch or 1) < 1 or (options.micro_batches or 1) < 1:
+    if any(given is not None and given < 1 for given in (options.batch, options.micro_batches)):
         raise ConfigError("a batch and a number of micro-batches are at least 1")
     return cluster.only(names if options.ordered or options.split else sorted(names))

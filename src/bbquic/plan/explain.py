@@ -1,7 +1,8 @@
 """Why a plan is as it is: what holds it up, what would move that, and why nodes are left out. Pure.
 
 Every figure is a search, or the best split of an order, on a changed cluster: with the plan's batch and
-micro-batches and those next to them, and never more than MOST_CHANGES of them.
+micro-batches and those next to them, of the plan's nodes and those that were nearest to be used. What is said
+to help helps as much at least, and a node's absence costs as much at most.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import numpy as np
 from bbquic.errors import PlanImpossible
 from bbquic.plan.build import Setting, Tables
 from bbquic.plan.candidates import SearchOptions, settings
-from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes
+from bbquic.plan.cluster import COMMAND, Cluster, JobShape, Layout, ModelSizes
 from bbquic.plan.cost import held_memory
 from bbquic.plan.instance import FIRST, LAST, ONLY, Assignment, Instance, Objective
 from bbquic.plan.partition import best_partition
 from bbquic.plan.predict import Kind, Part, Prediction, predict
-from bbquic.plan.search import TIE, Plan, layout_of, search
+from bbquic.plan.search import EXACT_NODES, TIE, Plan, layout_of, search
 from bbquic.plan.whatif import with_link_rate, with_memory, without
 from bbquic.units import BytesPerSecond
 
 GB = 10**9
-MOST_CHANGES = 6  # nodes that are given memory, and nodes that are taken away: the largest stages first
+MOST_CHANGES = 4  # nodes that are given memory, and nodes that are taken away: the largest stages first
 MOST_LEFT_OUT = 16  # nodes whose absence is worked out; of the others only the names are given
 
 
@@ -67,9 +68,15 @@ def explain(
     cluster: Cluster, model: ModelSizes, job: JobShape, plan: Plan, options: SearchOptions | None = None
 ) -> Explanation:
     """Of a plan that `search` made of the same cluster, model, job and options."""
-    case = _Case(cluster, model, job, plan, options or SearchOptions())
-    changes = sorted(case.changes(), key=lambda change: change.ratio)
+    options = options or SearchOptions()
+    case = _Case(cluster, model, job, plan, options)
     left = [case.left_out(name) for name in plan.left_out[:MOST_LEFT_OUT]]
+    if not options.given:
+        spare = max(1, EXACT_NODES - len(plan.layout.stages))
+        nearest = sorted((one for one in left if one.ratio < float("inf")), key=lambda one: one.ratio)[:spare]
+        among = (*plan.layout.nodes, *(one.node for one in nearest))
+        case = replace(case, options=replace(options, nodes=among))
+    changes = sorted(case.changes(), key=lambda change: change.ratio)
     return Explanation(limit_sentence(plan.layout, plan.prediction), tuple(changes), tuple(left))
 
 
@@ -79,7 +86,7 @@ def limit_sentence(layout: Layout, prediction: Prediction) -> str:
     if prediction.limit.kind is Kind.LOOP:
         most = max(prediction.parts, key=lambda part: part.passes)
         return (
-            f"the loop takes {_ms(loop)}, above {layout.micro_batches} cycles of {_ms(prediction.cycle)}: "
+            f"the loop takes {_ms(loop)}, and {layout.micro_batches} x the longest cycle {_ms(full)}: "
             f"most of it is {most.resource} with {_ms(most.passes)}"
         )
     return (
@@ -109,16 +116,22 @@ class _Case:
         if self.options.given:
             return  # an order that is given has no place for another node
         for stage in stages if len(self.cluster.nodes) > 1 else []:
-            nodes = self.options.nodes
-            rest = None if nodes is None else tuple(name for name in nodes if name != stage.node)
+            rest = tuple(name for name in self.options.nodes or () if name != stage.node)
             less = replace(self.options, nodes=rest)
-            ratio = float("inf") if rest == () else self._ratio(without(self.cluster, stage.node), less)
+            ratio = self._ratio(without(self.cluster, stage.node), less) if rest else float("inf")
             yield Change(f"without {stage.node}", ratio)
 
     def _ratio(self, cluster: Cluster, options: SearchOptions) -> float:
         """The best time near the plan's batch and micro-batches, over the plan's."""
         try:
-            found = search(cluster, self.model, self.job, options, among=self._near(options))
+            found = search(
+                cluster,
+                self.model,
+                self.job,
+                options,
+                among=self._near(options),
+                start=self.plan.layout.nodes,
+            )
         except PlanImpossible:
             return float("inf")
         return found.prediction.steady_time / self.plan.prediction.steady_time
@@ -136,21 +149,16 @@ class _Case:
         if options.given or (options.nodes is not None and name not in options.nodes):
             return LeftOut(name, float("inf"), "it is not among the nodes to plan with")
         names = [*layout.nodes, name]
-        part, ways = cluster.only(names), options.ways
-        places = (False, True) if options.at_stage is None else (options.at_stage,)
-        tables, found = Tables.of(part, self.model), []
-        for at_stage in places:
-            setting = Setting(layout.batch, layout.micro_batches, at_stage, ways)
-            instance = tables.circulating(self.job, setting, options.memory)
-            if not np.isfinite(instance.busy[-1]).any():
-                return LeftOut(name, float("inf"), self._no_room(name))
-            found += [(one.value, at_stage, one) for one in _with_last(instance)]
-        if not found:
+        part = cluster.only(names)
+        setting = Setting(layout.batch, layout.micro_batches, layout.coordinator != COMMAND, options.ways)
+        instance = Tables.of(part, self.model).circulating(self.job, setting, options.memory)
+        if not np.isfinite(instance.busy[-1]).any():
+            return LeftOut(name, float("inf"), self._no_room(name))
+        solved = min(_with_last(instance), key=lambda one: one.value, default=None)
+        if solved is None:
             return LeftOut(name, float("inf"), "no links join it with the plan's nodes")
-        value, at_stage, solved = min(found, key=lambda one: one[0])
-        setting = Setting(layout.batch, layout.micro_batches, at_stage, ways)
         forced = layout_of(part, self.model, self.job, options.memory, setting, solved)
-        ratio = value / self.plan.prediction.step
+        ratio = solved.value / self.plan.prediction.step
         if ratio <= 1 + TIE:
             return LeftOut(name, ratio, "with it the job would take as long: fewer nodes are preferred")
         cause = self._cause(name, forced)

@@ -8,6 +8,7 @@ a neighbour, all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from bbquic.plan.partition import best_partition
 from bbquic.plan.partition import solve as solve_partition
 from bbquic.plan.terms import Terms, bottlenecks, levels, sums
 
-WORK = 60_000  # nodes of all orders that are judged; a node of a program takes some 40 µs
+WORK = 40_000  # nodes of all orders that are judged; a node of a program takes some 40 µs
+MORE = 2  # stages that one change of a pipeline may add
 GAIN = 1e-9  # relative; less is rounding
 
 Order = tuple[int, ...]
@@ -44,7 +46,9 @@ class _Search:
         """The program in which all that is better than the best has a lower value."""
         instance = self._instance
         if self._objective is Objective.PIPELINE:
-            return bottlenecks(instance)
+            terms = bottlenecks(instance)
+            assert terms.factors is not None
+            return replace(terms, factors=terms.factors[: len(self.best.order) + MORE + 1])
         if self._objective is Objective.SUM:
             return sums(instance)
         beaten = int(np.searchsorted(self._levels * instance.micro_batches, self.best.value))
@@ -53,14 +57,15 @@ class _Search:
     def step(self, move: Move) -> bool:
         """Whether a move of this kind found something better: the first that it comes to is taken."""
         for order in move(self.best.order, self._instance.nodes):
-            counts = len(order) if self._objective is Objective.PIPELINE else 1
+            counts = len(self.best.order) + MORE if self._objective is Objective.PIPELINE else 1
             self.left -= len(order) * (1 + counts // 3)
             if self.left <= 0:
                 return False
             found = solve_partition(self._terms.only(order))
             if found is None or found.value >= self.best.value * (1 - GAIN):
                 continue
-            better = best_partition(self._instance, self._objective, order)
+            used = [order[place] for place in found.trace()[0]]
+            better = best_partition(self._instance, self._objective, used)
             if better is not None and better.value < self.best.value * (1 - GAIN):
                 self.best = better
                 self._terms = self._below()

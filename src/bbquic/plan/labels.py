@@ -26,22 +26,24 @@ Sets = NDArray[np.uint64]  # the last axis: words, the first node in the lowest 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """By last node and blocks so far, W each: value, first node, origin [N, L + 1, W], used [.., W, words]."""
+    """A value, the first node, where it came from and the nodes used: [..], [..], [..] and [.., words]."""
 
     value: Floats
-    used: Sets
     first: Numbers
     origin: Numbers
+    used: Sets
 
     @staticmethod
-    def empty(nodes: int, blocks: int) -> Labels:
+    def none(nodes: int, blocks: int) -> Labels:
+        """Those of all states, none of them reached: [N, L + 1, W], by last node and blocks so far."""
         shape = (nodes, blocks + 1, LABELS)
-        return Labels(
-            np.full(shape, INFINITE),
-            np.zeros((*shape, -(-nodes // WORD)), np.uint64),
-            np.zeros(shape, np.int64),
-            np.full(shape, -1),
-        )
+        numbers = np.zeros(shape, np.int64)
+        sets = np.zeros((*shape, -(-nodes // WORD)), np.uint64)
+        return Labels(np.full(shape, INFINITE), numbers, numbers.copy(), sets)
+
+    def at(self, rows: Numbers, columns: Numbers) -> Labels:
+        parts = self.value[rows, columns], self.first[rows, columns], self.origin[rows, columns]
+        return Labels(*parts, self.used[rows, columns])
 
 
 def solve(terms: Terms) -> Found | None:
@@ -63,7 +65,7 @@ class _Program:
     def __init__(self, terms: Terms) -> None:
         nodes, blocks = terms.nodes, terms.blocks
         self._terms = terms
-        self._held, self._came = Labels.empty(nodes, blocks), Labels.empty(nodes, blocks)
+        self._held, self._came = Labels.none(nodes, blocks), Labels.none(nodes, blocks)
         self._own = _singles(nodes)
         least_back = terms.back.min(axis=1)
         # What a first node costs at the end at least counts from the start, so that labels compare fairly.
@@ -87,14 +89,13 @@ class _Program:
         first = came.first[:, since].reshape(nodes, -1)
         numbers = np.arange(nodes)[:, None]
         origin = (np.arange(span, 0, -1)[:, None] * LABELS + np.arange(LABELS)).reshape(1, -1)
-        self._keep(
-            self._held,
-            blocks,
+        found = Labels(
             value,
-            np.concatenate([self._own[:, None], used], axis=1),
             np.concatenate([numbers, first], axis=1),
             np.broadcast_to(np.concatenate([[[-1]], origin], axis=1), value.shape),
+            np.concatenate([self._own[:, None], used], axis=1),
         )
+        self._keep(self._held, blocks, found)
 
     def move(self, blocks: int) -> None:
         """What comes to each node from all labels held at so many blocks, but those that have used it."""
@@ -106,38 +107,32 @@ class _Program:
         used = held.used[:, blocks].reshape(nodes * LABELS, self._own.shape[1])
         visited = np.unpackbits(used.astype("<u8").view(np.uint8), axis=-1, bitorder="little")[:, :nodes]
         value[visited.T.astype(bool)] = INFINITE
-        self._keep(
-            self._came,
-            blocks,
+        found = Labels(
             value,
-            np.broadcast_to(used, (nodes, *used.shape)),
             np.broadcast_to(held.first[:, blocks].reshape(-1), value.shape),
             np.broadcast_to(np.arange(nodes * LABELS), value.shape),
+            np.broadcast_to(used, (nodes, *used.shape)),
         )
+        self._keep(self._came, blocks, found)
 
-    def _keep(
-        self, labels: Labels, blocks: int, value: Floats, used: Sets, first: Numbers, origin: Numbers
-    ) -> None:
+    def _keep(self, labels: Labels, blocks: int, found: Labels) -> None:
         """Of each node's candidates [N, X] the cheapest that are not dominated by another one."""
-        rows = np.arange(len(value))[:, None]
-        tried = np.arange(value.shape[1])[None, :]
-        if value.shape[1] > TRIED:
-            tried = np.argpartition(value, TRIED, axis=1)[:, :TRIED]
-        tried = np.take_along_axis(
-            tried + 0 * rows, value[rows, tried].argsort(axis=1, kind="stable"), axis=1
-        )
-        value, used, first, origin = (part[rows, tried] for part in (value, used, first, origin))
-        inside = ((used[:, :, None] & ~used[:, None, :]) == 0).all(axis=-1)  # [N, cheaper, dearer]
+        rows = np.arange(len(found.value))[:, None]
+        count = min(TRIED, found.value.shape[1])
+        cheapest = np.argpartition(found.value, count - 1, axis=1)[:, :count]
+        tried = found.at(rows, cheapest)
+        tried = tried.at(rows, tried.value.argsort(axis=1, kind="stable"))
+        inside = ((tried.used[:, :, None] & ~tried.used[:, None, :]) == 0).all(axis=-1)
         if not self._terms.separates:
-            inside &= first[:, :, None] == first[:, None, :]
-        dominated = np.triu(inside, k=1).any(axis=1)
-        value = np.where(dominated, INFINITE, value)
+            inside &= tried.first[:, :, None] == tried.first[:, None, :]
+        dominated = np.triu(inside, k=1).any(axis=1)  # by a cheaper one: [N, cheaper, dearer]
+        value = np.where(dominated, INFINITE, tried.value)
         kept = value.argsort(axis=1, kind="stable")[:, :LABELS]
-        count = kept.shape[1]
-        labels.value[:, blocks, :count] = value[rows, kept]
-        labels.used[:, blocks, :count] = used[rows, kept]
-        labels.first[:, blocks, :count] = first[rows, kept]
-        labels.origin[:, blocks, :count] = origin[rows, kept]
+        best, places = tried.at(rows, kept), slice(kept.shape[1])
+        labels.value[:, blocks, places] = value[rows, kept]
+        labels.first[:, blocks, places] = best.first
+        labels.origin[:, blocks, places] = best.origin
+        labels.used[:, blocks, places] = best.used
 
     def best(self) -> Found | None:
         terms, came = self._terms, self._came

@@ -49,7 +49,8 @@ class _Program:
         nodes, blocks = terms.nodes, terms.blocks
         self._terms = terms
         self._firsts = 1 if terms.separates else nodes
-        self._counts = 1 if terms.factors is None else max(1, min(nodes, blocks) - 1)
+        self._counts = 1 if terms.factors is None else max(1, min(nodes, blocks, len(terms.factors) - 1) - 1)
+        self._shifts = _shifts(terms.stage[:, MIDDLE])
         shape = (nodes, self._firsts, self._counts)
         self._states = np.full((*shape, blocks + 1), INFINITE)
         self._closed = np.full(
@@ -65,7 +66,7 @@ class _Program:
         firsts = node if self._firsts > 1 else 1
         hops = terms.hop[:node, node, None, None, None]
         arrived = add(self._states[:node, :firsts], hops).min(axis=0)  # [firsts, counts, L + 1]
-        moved = add(arrived[..., None, :], _shifts(terms.stage[node, MIDDLE])).min(axis=-1)
+        moved = add(arrived[..., None, :], self._shifts[node]).min(axis=-1)
         state, counted = self._states[node, :firsts], int(self._counts > 1)
         np.minimum(state[:, counted:], moved[:, : self._counts - counted], out=state[:, counted:])
         ended = add(arrived[..., ::-1], terms.stage[node, LAST]).min(axis=-1)
@@ -107,10 +108,10 @@ class _Program:
             count -= int(self._counts > 1)
 
 
-def _shifts(values: Floats) -> Floats:
-    """[L + 1, L + 1]: values[to - from] where a stage takes the count of blocks from `from` to `to`."""
-    blocks = len(values) - 1
-    padded = np.full(2 * blocks + 1, INFINITE)
-    padded[blocks + 1 :] = values[1:]
-    (step,) = padded.strides
-    return as_strided(padded[blocks:], (blocks + 1, blocks + 1), (step, -step), writeable=False)
+def _shifts(stage: Floats) -> Floats:
+    """[N, L + 1, L + 1]: stage[:, to - from]: the blocks so far go from `from` (last axis) to `to`."""
+    nodes, size = stage.shape
+    padded = np.full((nodes, 2 * size - 1), INFINITE)
+    padded[:, size:] = stage[:, 1:]
+    row, step = padded.strides
+    return as_strided(padded[:, size - 1 :], (nodes, size, size), (row, step, -step), writeable=False)

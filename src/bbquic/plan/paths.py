@@ -6,6 +6,8 @@ the exact one under the same search for the bottleneck, then `improve` on the or
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 import numpy as np
 
 from bbquic.plan import exact, labels
@@ -15,8 +17,9 @@ from bbquic.plan.partition import best_partition
 from bbquic.plan.terms import INFINITE, Terms, least, levels
 
 EXACT_NODES = 8
-TRIES = 16  # limits on the cycle that the heuristic tries for PIPELINE
-SHRINK = 0.97  # the next one is no more than this part of the last: a few percent are within its error
+TRIES = 24  # limits on the cycle that the heuristic tries for PIPELINE
+ROUNDING = 1e-12  # relative: sums in another order are not something better
+CLOSE = 0.003  # what promises to be better by less is not tried
 
 
 def best_path(instance: Instance, objective: Objective, *, bound: float = INFINITE) -> Assignment | None:
@@ -25,6 +28,7 @@ def best_path(instance: Instance, objective: Objective, *, bound: float = INFINI
     With the value of a solution at hand as bound, one program proves (up to EXACT_NODES nodes) or makes
     likely (beyond) that none is better.
     """
+    bound *= 1 - ROUNDING
     useful = np.flatnonzero(np.isfinite(instance.passes[..., 1:]).any(axis=(1, 2))).tolist()
     if not useful:
         return None
@@ -49,26 +53,30 @@ def _near_best(instance: Instance, objective: Objective, bound: float) -> Assign
 
 
 def _few_stages(instance: Instance, bound: float) -> Assignment | None:
-    """PIPELINE by sums: the fewest stages n under a falling limit on the cycle.
+    """PIPELINE by sums: the fewest stages n under some limits on the cycle, the most promising ones first.
 
-    Solutions between one limit and the next have n stages at least, and a cycle that makes them no better
-    than the best so far.
+    n can only rise where the limit falls. So under all limits of an interval n is what it is under the one
+    above them, or more, and no value is better than that n's under the lowest of them.
     """
-    limits, micro_batches = levels(instance), instance.micro_batches
-    best, value, stages, top = None, bound, 1, INFINITE
-    for _ in range(TRIES):
-        below = limits[(limits * (micro_batches + stages - 1) < value) & (limits <= top)]
-        if not len(below):
+    limits, others = levels(instance), instance.micro_batches - 1
+    best, value = None, bound
+    intervals = [(0.0, 0, len(limits) - 1, 1)]  # the least value, first and last limit, fewest stages
+    for _ in range(TRIES if len(limits) else 0):
+        if not intervals or intervals[0][0] >= value * (1 - CLOSE):
             break
-        limit = float(below[-1])
-        found = labels.solve(_stages(instance, limit))
-        if found is None:
-            break
-        order, _ = found.trace()
-        stages, top = len(order), limit * SHRINK
-        better = best_partition(instance, Objective.PIPELINE, order)
-        if better is not None and better.value < value:
-            best, value = better, better.value
+        _, low, high, fewest = heappop(intervals)
+        middle = (low + high) // 2
+        found = labels.solve(_stages(instance, float(limits[middle])))
+        parts = [(middle + 1, high, fewest)]
+        if found is not None:
+            order, _ = found.trace()
+            parts.append((low, middle - 1, len(order)))
+            better = best_partition(instance, Objective.PIPELINE, order)
+            if better is not None and better.value < value:
+                best, value = better, better.value
+        for first, last, stages in parts:
+            if first <= last:
+                heappush(intervals, (float(limits[first]) * (others + stages), first, last, stages))
     return best
 
 

@@ -169,6 +169,8 @@ def job_time(
     """
     batch = min(layout.batch, job.sequences)
     steady = _step(cluster, model, layout, load_of(job, batch, layout.micro_batches), layout.micro_batches)
+    if steady == float("inf"):
+        return Seconds(steady)
     refilled = (job.sequences - batch) * job.output / batch
     longest = max(job.longest, job.output)
     active = max(1.0, batch * job.output / longest)

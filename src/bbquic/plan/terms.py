@@ -22,8 +22,9 @@ INFINITE = float("inf")
 class Terms:
     """One number a stage, hop and leg, and how they are put together: `combine` is np.add or np.maximum.
 
-    stage: [N, 4, L + 1]. hop: [N, N]. lead: [N]. back: [N, N], by first and last stage. factors: [N + 2]
-    or more, by the number of stages, what the combined value is multiplied by; None: it does not count.
+    stage: [N, 4, L + 1]. hop: [N, N]. lead: [N]. back: [N, N], by first and last stage. factors: by the
+    number of stages, from 0 to at least 2, what the combined value is multiplied by, and `partition` looks at
+    no more stages; None: their number does not count.
     """
 
     combine: np.ufunc
@@ -81,7 +82,7 @@ def bottlenecks(instance: Instance) -> Terms:
     hop = np.where(instance.hop_passes < INFINITE, instance.hop_busy, INFINITE).min(axis=0)
     lead = np.where(instance.lead < INFINITE, 0.0, INFINITE)
     back = np.where(instance.back < INFINITE, 0.0, INFINITE)
-    factors = np.arange(instance.nodes + 2) + (instance.micro_batches - 1.0)
+    factors = np.arange(instance.nodes + 2, dtype=np.float64) + (instance.micro_batches - 1)
     return Terms(np.maximum, stage, hop, lead, back, factors)
 
 
