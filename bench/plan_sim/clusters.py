@@ -66,9 +66,9 @@ MODELS = (
     shape("70B", 80, 8192, 28672, 128256, 8),
 )
 JOBS = (
-    JobShape(sequences=256, prompt=64.0, output=128.0, longest=128.0, slot=192),
-    JobShape(sequences=512, prompt=256.0, output=128.0, longest=256.0, slot=512),
-    JobShape(sequences=64, prompt=512.0, output=64.0, longest=128.0, slot=640),
+    JobShape(sequences=1024, prompt=64.0, output=128.0, longest=128.0, slot=256),
+    JobShape(sequences=768, prompt=256.0, output=128.0, longest=256.0, slot=640),
+    JobShape(sequences=384, prompt=512.0, output=64.0, longest=128.0, slot=896),
 )
 
 

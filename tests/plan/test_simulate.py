@@ -30,7 +30,7 @@ from bbquic.plan.decider import LAG, Decision, Seen
 from bbquic.plan.instance import place_of
 from bbquic.plan.line import Line
 from bbquic.plan.simulate import simulate_steps
-from bbquic.plan.simulate_job import simulate_job
+from bbquic.plan.simulate_job import JobOptions, simulate_job
 from bbquic.plan.varying import Conditions, Varying
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
@@ -305,6 +305,16 @@ def test_a_long_job_runs_at_the_formula_s_pace() -> None:
     steady = job.sequences * job.output / layout.batch * simulate_steps(cluster, MODEL, job, layout).step
     varied = [(40, 50 + 100 * (number % 2)) for number in range(400)]
     assert simulate_job(cluster, MODEL, layout, varied).seconds == pytest.approx(steady, rel=0.1)
+
+
+def test_slots_stand_empty_where_packs_take_less_than_their_share_of_prompts() -> None:
+    cluster, layout = two_nodes(rate=200.0)
+    sequences = [(200, 50)] * 100
+    starved, fed = (
+        simulate_job(cluster, MODEL, layout, sequences, options=JobOptions(share=share)).seconds
+        for share in (0.5, 1.5)
+    )
+    assert starved > 1.3 * fed
 
 
 def test_in_the_tail_fewer_micro_batches_are_a_shorter_step() -> None:
