@@ -72,10 +72,10 @@ class CodecSpeed:
 class NodeProfile:
     """One machine, as measured on it for one model's shapes.
 
-    `mlp` is a block without attention (norms, projections, MLP) by tokens of a pack. `attention` is of decode
-    rows on the device, `attention_host` of those with keys in host memory on its CPU, and `attention_prompt` of
-    prompts' tokens, which share the reading of keys (None: as of decode rows). `head` is by rows that want a
-    token and includes the last norm and the choice. `overhead` is what a pack costs a stage beside these.
+    `mlp` is a block without attention (norms, projections, MLP) by tokens of a pack. `attention` is that of
+    decode rows on the device, `attention_host` on its CPU, for keys in host memory, and `attention_prompt` that
+    of prompts' tokens, which read keys together (None: as decode rows). `head` is by rows that want a token and
+    includes the last norm and the choice. `overhead` is what a pack costs a stage beside these.
     """
 
     name: str
