@@ -15,6 +15,7 @@ PROFILE = NodeProfile(
     name="a",
     mlp=Curve(((0.0, 1e-3), (100.0, 11e-3))),  # 1 ms and 0.1 ms a token
     attention=AttentionCost(1e-4, 1e-5, 1e-6),
+    attention_prompt=AttentionCost(1e-4, 1e-6, 1e-7),
     embed=Curve(((0.0, 1e-3), (100.0, 2e-3))),
     head=Curve(((0.0, 5e-3), (100.0, 15e-3))),
     memory=Bytes(1),
@@ -39,8 +40,8 @@ def test_a_load_counts_every_token_and_every_key_once(parts: list[tuple[int, int
 def test_a_stage_takes_its_blocks_and_its_ends(parts: list[tuple[int, int, bool]], blocks: int) -> None:
     pack, load = pack_of(parts), load_of_pack(pack_of(parts))
     each = 1e-3 + 1e-4 * load.tokens
-    for tokens, context in ((load.rows, load.context), (load.prompt_tokens, load.prompt_context)):
-        each += 1e-4 + tokens * (1e-5 + 1e-6 * context) if tokens else 0
+    each += 1e-4 + load.rows * (1e-5 + 1e-6 * load.context) if load.rows else 0
+    each += 1e-4 + load.prompt_tokens * (1e-6 + 1e-7 * load.prompt_context) if load.prompt_tokens else 0
     wanted = sum(wants for *_, wants in parts)
     ends = {
         (False, False): 0.0,

@@ -43,9 +43,11 @@ def check(profile: NodeProfile) -> None:
     for curve in (profile.mlp, profile.embed, profile.head):
         assert all(math.isfinite(took) and took > 0 for _, took in curve.points)
         assert all(before <= after for (_, before), (_, after) in pairwise(curve.points))
-    costs = profile.attention.fixed, profile.attention.row, profile.attention.key
-    assert all(math.isfinite(cost) and cost >= 0 for cost in costs)
-    assert sum(costs) > 0
+    assert profile.attention_prompt is not None
+    for attention in (profile.attention, profile.attention_prompt):
+        costs = attention.fixed, attention.row, attention.key
+        assert all(math.isfinite(cost) and cost >= 0 for cost in costs)
+        assert sum(costs) > 0
     assert 0 < profile.overhead < 10
     assert profile.memory > 0
     assert not profile.offloads

@@ -27,6 +27,7 @@ PROFILE = NodeProfile(
     memory=Bytes(10**9),
     overhead=Seconds(1e-4),
     attention_host=AttentionCost(1e-4, 0.0, 1e-7),
+    attention_prompt=AttentionCost(1e-5, 1e-6, 1e-8),
     host_memory=Bytes(10**10),
     offloads=True,
     to_host=BytesPerSecond(1e10),
@@ -53,6 +54,7 @@ profiles = st.builds(
     memory=st.integers(0, 2**60),
     overhead=seconds,
     attention_host=st.none() | attention,
+    attention_prompt=st.none() | attention,
     host_memory=st.integers(0, 2**60),
     offloads=st.booleans(),
     to_host=st.none() | st.floats(1e-3, 1e15),
@@ -69,7 +71,7 @@ def test_a_profile_travels_and_is_kept_unchanged(profile: NodeProfile) -> None:
     wire = WireProfile.of(profile)
     for encoder, decoder in ((msgspec.msgpack, msgspec.msgpack), (msgspec.json, msgspec.json)):
         assert decoder.decode(encoder.encode(wire), type=WireProfile).plain("a", 0.5) == profile
-    assert len(shown(profile)) == 4 + len(profile.codecs)
+    assert len(shown(profile)) == 5 + len(profile.codecs) + (profile.attention_prompt is not None)
 
 
 def test_what_was_measured_is_found_again_by_all_that_it_depends_on(tmp_path: Path) -> None:

@@ -72,9 +72,10 @@ class CodecSpeed:
 class NodeProfile:
     """One machine, as measured on it for one model's shapes.
 
-    `mlp` is a block without attention (norms, projections, MLP) by tokens of a pack, `attention` and
-    `attention_host` on the device and, for keys in host memory, on its CPU. `head` is by rows that want a
-    token and includes the last norm and the choice. `overhead` is what a pack costs a stage beside these.
+    `mlp` is a block without attention (norms, projections, MLP) by tokens of a pack. `attention` is that of
+    decode rows on the device, `attention_host` on its CPU, for keys in host memory, and `attention_prompt` that
+    of prompts' tokens, which read keys together (None: as decode rows). `head` is by rows that want a token and
+    includes the last norm and the choice. `overhead` is what a pack costs a stage beside these.
     """
 
     name: str
@@ -85,6 +86,7 @@ class NodeProfile:
     memory: Bytes  # free on the device: for weights, KV, workspace
     overhead: Seconds = Seconds(0.0)
     attention_host: AttentionCost | None = None
+    attention_prompt: AttentionCost | None = None
     host_memory: Bytes = Bytes(0)  # free beside it, for offloaded KV
     offloads: bool = False
     to_host: BytesPerSecond | None = None  # copies of a pack's tensor; None: none is made

@@ -71,7 +71,7 @@ def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> 
         if node.attention_host is None:
             raise ValueError(f"{node.name} does not compute attention in host memory")
         host = node.attention_host(alpha * load.rows, load.context)
-    prompts = node.attention(load.prompt_tokens, load.prompt_context)
+    prompts = (node.attention_prompt or node.attention)(load.prompt_tokens, load.prompt_context)
     return Seconds(node.mlp(load.tokens) + max(device, host) + prompts)
 
 

@@ -40,7 +40,7 @@ FEW = (1, 4, 8, 16, 32, 64)  # tokens of packs that wait for weights: through bl
 MANY = (128, 256, 512)  # and of those that compute
 ENDS_ROWS = (1, 8, 32, 128)
 DECODE = ((4, 64), (16, 64), (32, 64), (64, 112), (32, 240), (16, 480))  # rows and what each looks back on
-CHUNKS = (64, 256)  # tokens of a prompt's beginning
+CHUNKS = ((0, 64), (0, 256), (256, 128))  # of prompts: what came before, and tokens
 COPIED = 2 << 20  # bytes of the tensor that is copied to a GPU and back
 OVERHEAD_ROWS = 16
 HANDING = Seconds(
@@ -120,7 +120,9 @@ class _Timed:
         worker = self._beside_blocks()
         overhead = watch.share(0.05).median(self._pack(worker), before=self._flush)
         mlp = self._mlp(watch.share(0.55))
-        attention = self._attention(watch.share(0.5))
+        attention = self._attention([decode_rows(*each) for each in DECODE], watch.share(0.4))
+        chunks = [[RowSpan(0, first, count)] for first, count in CHUNKS]
+        attention_prompt = self._attention(chunks, watch.share(0.3))
         embed = rising(watch.share(0.15).curve((1, 64, 512), self._embed, before=self._flush))
         head = self._head(watch.share(0.5))
         to_device, to_host = self._copies(worker, watch.share(0.2))
@@ -129,6 +131,7 @@ class _Timed:
             name="",
             mlp=mlp,
             attention=attention,
+            attention_prompt=attention_prompt,
             embed=embed,
             head=head,
             memory=Bytes(0),
@@ -156,11 +159,10 @@ class _Timed:
         count = len(model.blocks)
         return [(size, max(took - alone(size), 0.5 * took) / count) for size, took in whole]
 
-    def _attention(self, watch: Stopwatch) -> AttentionCost:
+    def _attention(self, tries: Sequence[Sequence[RowSpan]], watch: Stopwatch) -> AttentionCost:
         made = self.made
         count = len(made.arena.blocks)
         points: list[tuple[float, float, float]] = []
-        tries = [decode_rows(*each) for each in DECODE] + [[RowSpan(0, 0, tokens)] for tokens in CHUNKS]
         for place, spans in enumerate(tries):
             part = watch.share(1 / (len(tries) - place))
             took = part.median(made.attention(spans), before=self._flush)

@@ -38,6 +38,7 @@ class WireProfile(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Memory
     overhead: Duration
     attention_host: WireAttention | None = None
+    attention_prompt: WireAttention | None = None
     host_memory: Memory = 0
     offloads: bool = False
     to_host: Rate | None = None
@@ -50,7 +51,7 @@ class WireProfile(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, profile: NodeProfile) -> WireProfile:
-        host = profile.attention_host
+        host, prompt = profile.attention_host, profile.attention_prompt
         return cls(
             mlp=profile.mlp.points,
             attention=_triple(profile.attention),
@@ -59,6 +60,7 @@ class WireProfile(Struct, frozen=True, forbid_unknown_fields=True):
             memory=profile.memory,
             overhead=profile.overhead,
             attention_host=None if host is None else _triple(host),
+            attention_prompt=None if prompt is None else _triple(prompt),
             host_memory=profile.host_memory,
             offloads=profile.offloads,
             to_host=profile.to_host,
@@ -80,6 +82,7 @@ class WireProfile(Struct, frozen=True, forbid_unknown_fields=True):
             memory=Bytes(self.memory),
             overhead=Seconds(self.overhead),
             attention_host=None if self.attention_host is None else AttentionCost(*self.attention_host),
+            attention_prompt=None if self.attention_prompt is None else AttentionCost(*self.attention_prompt),
             host_memory=Bytes(self.host_memory),
             offloads=self.offloads,
             to_host=None if self.to_host is None else BytesPerSecond(self.to_host),
@@ -95,16 +98,18 @@ def _triple(cost: AttentionCost) -> WireAttention:
 
 def shown(profile: NodeProfile) -> Sequence[str]:
     """A profile in words, for logs: milliseconds a block by tokens, and the rest."""
-    attention = profile.attention
+    costs = (("attention", profile.attention), ("attention of prompts", profile.attention_prompt))
     curves = (("block", profile.mlp), ("embedding", profile.embed), ("head", profile.head))
     lines = [
         f"{what}: " + ", ".join(f"{size:.0f}: {seconds * 1e3:.3g} ms" for size, seconds in curve.points)
         for what, curve in curves
     ]
-    lines.append(
-        f"attention: {attention.fixed * 1e6:.3g} us + {attention.row * 1e6:.3g} us a row "
-        f"+ {attention.key * 1e9:.3g} ns a key; overhead {profile.overhead * 1e3:.3g} ms"
-    )
+    lines += [
+        f"{what}: {cost.fixed * 1e6:.3g} us + {cost.row * 1e6:.3g} us a row + {cost.key * 1e9:.3g} ns a key"
+        for what, cost in costs
+        if cost is not None
+    ]
+    lines.append(f"overhead: {profile.overhead * 1e3:.3g} ms")
     lines += [
         f"{way}: leaves {codec.ratio:.0%}, {codec.encode * 1e9:.3g} and {codec.decode * 1e9:.3g} ns a byte"
         for way, codec in profile.codecs.items()
