@@ -221,33 +221,40 @@ def test_more_than_a_node_holds_is_refused_before_it_is_asked() -> None:
 def test_no_more_requests_leave_than_the_window_holds_without_a_kept_outcome() -> None:
     async def main() -> None:
         elsewhere = Elsewhere()  # a window of 6
-        gate = asyncio.Event()
+        disk = asyncio.Semaphore(0)
         keep = elsewhere.keep
 
         async def slow_disk(group: Sequence[Outcome]) -> None:
-            await gate.wait()
+            await disk.acquire()
             await keep(group)
+
+        async def requests() -> RequestsHeader:
+            return decode_header_untrusted(RequestsHeader, (await elsewhere.next(Kind.REQUESTS)).header)
+
+        async def only_pings() -> None:
+            for _ in range(3):
+                assert (await elsewhere.channel.receive()).kind is Kind.PING
 
         elsewhere.keep = slow_disk  # type: ignore[method-assign]
         running = asyncio.create_task(elsewhere.run(9))
         await elsewhere.next(Kind.COORDINATE)
         await elsewhere.say(Kind.PROGRESS, progress())
-        first = decode_header_untrusted(RequestsHeader, (await elsewhere.next(Kind.REQUESTS)).header)
-        assert [one.line for one in first.requests] == [1, 2, 3, 4, 5, 6]
-        await elsewhere.say(Kind.OUTCOMES, outcomes(2, 5))
-        for _ in range(3):  # PINGs go on, requests do not: the outcomes are not on disk
-            assert (await elsewhere.channel.receive()).kind is Kind.PING
-        gate.set()
-        second = decode_header_untrusted(RequestsHeader, (await elsewhere.next(Kind.REQUESTS)).header)
-        assert ([one.line for one in second.requests], second.last) == ([7, 8], False)
-        await elsewhere.say(Kind.OUTCOMES, outcomes(1, 3, 4))
-        last = decode_header_untrusted(RequestsHeader, (await elsewhere.next(Kind.REQUESTS)).header)
-        assert ([one.line for one in last.requests], last.number) == ([9], 2)
+        assert [one.line for one in (await requests()).requests] == [1, 2, 3, 4, 5, 6]
+        for lines in ((2,), (5, 6)):  # they come, and are not on disk
+            await elsewhere.say(Kind.OUTCOMES, outcomes(*lines))
+            await only_pings()
+        disk.release()  # the first of the two groups
+        assert [one.line for one in (await requests()).requests] == [7]
+        await only_pings()
+        disk.release()
+        last = await requests()
+        assert ([one.line for one in last.requests], last.number) == ([8, 9], 2)
         if not last.last:
-            last = decode_header_untrusted(RequestsHeader, (await elsewhere.next(Kind.REQUESTS)).header)
+            last = await requests()
         assert last.last
         await elsewhere.say(Kind.ENDED, ended())  # overtakes the outcomes
-        await elsewhere.say(Kind.OUTCOMES, outcomes(6, 7, 8, 9))
+        await elsewhere.say(Kind.OUTCOMES, outcomes(1, 3, 4, 7, 8, 9))
+        disk.release()
         await running
         assert sorted(elsewhere.kept) == list(range(1, 10))
         assert elsewhere.loop.statistics().first_tokens is not None
