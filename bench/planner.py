@@ -127,7 +127,7 @@ def places(report: Report) -> None:
     scene = far_command()
     ours = candidates(scene, report.figures())[OURS]
     report.measured["place_chosen"] = float(ours.coordinator != COMMAND)
-    found = place.compare(scene, ours, max(1, report.rounds // 2), 4 if report.quick else 20)
+    found = place.compare(scene, ours, (report.rounds + 1) // 2, 4 if report.quick else 20)
     report.measured["place_ratio"] = found.ratio
     report.details["place"] = {"command_s": spread(found.command), "stage_s": spread(found.stage)}
     report.say(
@@ -143,7 +143,7 @@ def controllers(report: Report) -> None:
         if report.quick:
             trace = traces.Trace("quick", trace.scene, ((60, 1.0), (20, 1.0)), trace.links)
             tried = tried[-2:]
-        found = traces.compare(trace, tried, max(1, report.rounds // 2), report.say)
+        found = traces.compare(trace, tried, (report.rounds + 1) // 2, report.say)
         phases = found.phase_ratios()
         report.measured[f"controller_{trace.name}"] = found.ratio
         report.measured[f"controller_{trace.name}_phases"] = min(phases)
