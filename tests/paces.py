@@ -35,7 +35,7 @@ class FixedPace:
 class RandomPace:
     """Decides anything that a pace may decide, so that what is right does not rest on good decisions."""
 
-    def __init__(self, rng: random.Random, options: SchedulerOptions, restless: float = 0.1) -> None:
+    def __init__(self, rng: random.Random, options: SchedulerOptions, restless: float = 0.5) -> None:
         """`restless`: how often, when it is asked for the number of micro-batches, it thinks anew."""
         self._rng = rng
         self._options = options

@@ -76,6 +76,7 @@ JOB = JobStatistics(
     loop=LOOP,
     first_tokens=FirstTokens(99, Seconds(0.8), Seconds(2.1)),
     limit="paris: compute busy 93 % (45.0 ms a step)",
+    decisions=("the oldest", "2 micro-batches in place of 4", "2 micro-batches, 61 ms a step"),
 )
 
 
@@ -148,6 +149,9 @@ def test_a_wide_frame_shows_all_that_is_known() -> None:
         assert words in frame
     assert "waiting for node berlin: its answer to step 12" in frame
     assert "limit: paris: compute busy 93 % (45.0 ms a step)" in frame
+    assert "decided: 2 micro-batches in place of 4" in frame
+    assert "decided: 2 micro-batches, 61 ms a step" in frame
+    assert "the oldest" not in frame
     assert "first token 0.8 s (95 %: 2.1 s)" in frame
     rows = [line.split() for line in frame.splitlines() if "->" in line]
     hop = "here -> paris 25.0 MB/s 12.0 ms 0.1 % 1.2 MB/s 5 % 12.0 MB H8 1.50 21.3 ±0.4 ms"

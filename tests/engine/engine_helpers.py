@@ -149,6 +149,7 @@ async def serve(
     how: RunOptions,
     *,
     pace: Callable[[SchedulerOptions], Pace] | None = None,
+    start: int | None = None,
     during: Callable[[Coordinator, Scheduler], Coroutine[Any, Any, None]] | None = None,
 ) -> tuple[dict[int, Completion], Scheduler]:
     """A run without files, which a test may look into, steer and disturb; completions by line."""
@@ -167,7 +168,12 @@ async def serve(
 
     async with deployed(cluster.command, cluster.places(), held, how, lambda _: None) as (links, plan):
         options = SchedulerOptions(
-            plan.micro_batches, how.layout.batch, plan.cells, how.prefill_tokens, depth=plan.depth
+            plan.micro_batches,
+            how.layout.batch,
+            plan.cells,
+            how.prefill_tokens,
+            depth=plan.depth,
+            start=start,
         )
         scheduler = Scheduler(options, pace(options) if pace else None)
         coordinator = Coordinator(

@@ -14,7 +14,7 @@ from oracle import Oracle
 
 from bbquic.runtime.coordinator import Coordinator
 from bbquic.runtime.scheduler import Scheduler
-from paces import RandomPace
+from paces import FixedPace, RandomPace
 from tiny_model import make_tiny_llama
 
 BLOCKS = 4
@@ -169,7 +169,7 @@ def test_answers_do_not_depend_on_chunks_packs_in_flight_or_the_order_of_arrival
         how = options(micro_batches=micro_batches, prefill_tokens=chunk, depth=depth, **room)
         async with cluster_of([model] * 2, order=order) as cluster:
             answers, scheduler = await serve(
-                cluster, model, records, how, pace=lambda given: RandomPace(order, given)
+                cluster, model, records, how, pace=lambda given: RandomPace(order, given, 1.0)
             )
         assert [answers[line].text for line in sorted(answers)] == [expected[line] for line in SHORT]
         assert (scheduler.moved > 0) == (micro_batches > 1)
@@ -206,5 +206,36 @@ def test_sequences_that_are_dropped_in_mid_run_answer_as_if_they_were_not(
             )
         assert {line: one.text for line, one in answers.items()} == expected
         assert scheduler.preempted > 5
+
+    run(main)
+
+
+@pytest.mark.parametrize("kv_tokens", [8 * 288, 40 * 288])
+def test_answers_do_not_change_while_the_number_of_micro_batches_does(
+    model: Path, expected: dict[int, str], kv_tokens: int
+) -> None:
+    """1, then 4, then 2 in mid-run: with an arena that is full to the last slot, and with room for copies."""
+    pace = FixedPace(window=4, chunk=24, count=1)
+    seen: list[int] = []
+
+    async def change(coordinator: Coordinator, scheduler: Scheduler) -> None:
+        for count in (4, 2):
+            enough = scheduler.generated + 40
+            await until(functools.partial(has_generated, scheduler, enough))
+            seen.append(scheduler.micro_batches)
+            pace.count = count
+            await until(lambda count=count: scheduler.micro_batches == count)  # type: ignore[misc]
+        seen.append(scheduler.micro_batches)
+
+    async def main() -> None:
+        order = random.Random(kv_tokens)
+        how = options(micro_batches=4, kv_tokens=kv_tokens)
+        async with cluster_of([model] * 2, order=order) as cluster:
+            answers, scheduler = await serve(
+                cluster, model, PROMPTS, how, pace=lambda _: pace, start=1, during=change
+            )
+        assert {line: one.text for line, one in answers.items()} == expected
+        assert scheduler.moved > 0
+        assert seen == [1, 4, 2]
 
     run(main)

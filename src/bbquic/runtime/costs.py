@@ -24,7 +24,11 @@ LATENCIES = 64  # the least of so many latencies is taken for that without queue
 
 @dataclass(slots=True)
 class LinearFit:
-    """A running least-squares line t(T) = a + b T with exponential forgetting; a and b are never negative."""
+    """A running least-squares line t(T) = a + b T with exponential forgetting; a and b are never negative.
+
+    While all samples are of one size, the line keeps the shape that it had when they were not, at the height
+    of the new ones: what a pack costs by itself is not forgotten because all packs are alike for a while.
+    """
 
     keep: float = KEEP
     weight: float = 0.0
@@ -32,6 +36,7 @@ class LinearFit:
     _y: float = 0.0
     _xx: float = 0.0
     _xy: float = 0.0
+    _shape: tuple[float, float] | None = None  # the line while sizes differed
 
     def add(self, x: float, y: float) -> None:
         before = self.keep * self.weight
@@ -42,13 +47,27 @@ class LinearFit:
         self._xy = self.keep * self._xy + share * dx * dy
         self._x += dx / self.weight
         self._y += dy / self.weight
+        if self._differs:
+            self._shape = self._fitted()
+
+    @property
+    def _differs(self) -> bool:
+        """Whether there are enough samples of sizes that differ enough for a slope."""
+        return self.weight >= FEW and self._xx > self.weight * (NARROW * self._x) ** 2
 
     @property
     def line(self) -> tuple[float, float]:
-        """(a, b). Through the origin while the samples are few or all of one size: then a larger pack is
-        thought to cost in proportion, which errs on the side of smaller ones."""
+        """(a, b). Through the origin while the samples are few or were always of one size: then a larger pack
+        is thought to cost in proportion, which errs on the side of smaller ones."""
+        a, b = self._shape or (0.0, 1.0)
+        expected = a + b * self._x
+        if self._differs or expected <= 0:
+            return self._fitted()
+        return a * self._y / expected, b * self._y / expected
+
+    def _fitted(self) -> tuple[float, float]:
         proportional = self._y / self._x if self._x > 0 else 0.0
-        if self.weight < FEW or self._xx <= self.weight * (NARROW * self._x) ** 2:
+        if self._xx <= 0:
             return 0.0, proportional
         slope = self._xy / self._xx
         if slope >= proportional:
