@@ -21,6 +21,7 @@ from bench.plan_emul.figures import Figures
 from bench.plan_emul.predict import predict, shown
 from bench.plan_emul.scenarios import all_scenarios, far_command
 from bench.plan_sim import compare as plan_sim
+from bench.plan_sim import traces as simulated_trace
 from bench.plan_sim.speeds import helix_times, partition_times, planted, search_times
 from bench.stand_in.activations import widened
 from bench.stand_in.ratios import check_ratios
@@ -66,6 +67,17 @@ def simulated(report: Report) -> None:
     """The planner's layouts beside the others' on random clusters, in simulation."""
     found = plan_sim.compare(20 if report.quick else 200, limit=1.0 if report.quick else 5.0, say=report.say)
     report.measured |= {f"sim_{name}": value for name, value in found.items()}
+
+
+def simulated_traces(report: Report) -> None:
+    """The controller under rates that change, in simulation, beside every setting that stays."""
+    whole = {"stepping": simulated_trace.stepping, "evening": simulated_trace.evening}
+    for name, run in whole.items():
+        found = run(20.0) if report.quick else run()
+        report.say(simulated_trace.summary(found))
+        for key in ("of_phases", "worst_phase", "of_best"):
+            report.measured[f"traces_{name}_{key}"] = found[key]
+        report.details[f"traces_{name}"] = {key: found[key] for key in ("best", "best_by_phase", "reasons")}
 
 
 def speeds(report: Report) -> None:
@@ -127,7 +139,7 @@ def places(report: Report) -> None:
     scene = far_command()
     ours = candidates(scene, report.figures())[OURS]
     report.measured["place_chosen"] = float(ours.coordinator != COMMAND)
-    found = place.compare(scene, ours, max(1, report.rounds // 2), 4 if report.quick else 20)
+    found = place.compare(scene, ours, (report.rounds + 1) // 2, 4 if report.quick else 20)
     report.measured["place_ratio"] = found.ratio
     report.details["place"] = {"command_s": spread(found.command), "stage_s": spread(found.stage)}
     report.say(
@@ -143,7 +155,7 @@ def controllers(report: Report) -> None:
         if report.quick:
             trace = traces.Trace("quick", trace.scene, ((60, 1.0), (20, 1.0)), trace.links)
             tried = tried[-2:]
-        found = traces.compare(trace, tried, max(1, report.rounds // 2), report.say)
+        found = traces.compare(trace, tried, (report.rounds + 1) // 2, report.say)
         phases = found.phase_ratios()
         report.measured[f"controller_{trace.name}"] = found.ratio
         report.measured[f"controller_{trace.name}_phases"] = min(phases)
@@ -167,7 +179,11 @@ EMULATED: Mapping[str, Callable[[Report], None]] = {
     "place": places,
     "controller": controllers,
 }
-SIMULATED: Mapping[str, Callable[[Report], None]] = {"sim": simulated, "speeds": speeds}
+SIMULATED: Mapping[str, Callable[[Report], None]] = {
+    "sim": simulated,
+    "traces": simulated_traces,
+    "speeds": speeds,
+}
 PARTS = {**SIMULATED, **EMULATED}
 QUICK = ("prediction",)
 

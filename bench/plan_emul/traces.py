@@ -24,6 +24,8 @@ MOST = 8
 CODECS: tuple[CodecName, ...] = ("raw", "REC")
 BATCH = 32
 LIVE = "live"
+NEAR_BEST = 0.9  # of the best: a setting that is not, is not run again
+LAST_S = 2.0  # of a phase: which micro-batches came back in them
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ class Traced:
     def ratio(self) -> float:
         """Live over the best one that stays as it is."""
         return median(self.whole[LIVE]) / median(self.whole[self.best])
+
+    def may_be_best(self, name: str) -> bool:
+        """Whether its first round was near the best one's, over all or in one phase; and the live one."""
+        firsts = {one: [self.whole[one][0], *self.phases[one][0]] for one in self.whole if one != LIVE}
+        best = [max(rates) for rates in zip(*firsts.values(), strict=True)]
+        own = firsts.get(name, best)
+        return any(rate >= NEAR_BEST * most for rate, most in zip(own, best, strict=True))
 
     def phase_ratios(self) -> list[float]:
         """Of each phase: live over the setting that does best in it."""
@@ -119,32 +128,47 @@ SETTINGS = (
 
 
 def compare(trace: Trace, tried: Sequence[Setting], rounds: int, report: Callable[[str], None]) -> Traced:
-    """Run every setting through the trace, in turn."""
+    """Run the settings through the trace, in turn; after the first round only those that may be best."""
     names = [setting.name for setting in tried]
     found = Traced(trace.name, {name: [] for name in names}, {name: [] for name in names})
+    weights = [lasts for _, lasts in trace.phases]
     with emulated(trace.scene, [setting.layout for setting in tried]) as emulation:
         for number in range(rounds):
-            for name, setting in zip(names, tried, strict=True):
-                phases = run(emulation, trace, setting)
-                weights = [lasts for _, lasts in trace.phases]
-                whole = sum(rate * lasts for rate, lasts in zip(phases, weights, strict=True)) / sum(weights)
-                found.whole[name].append(whole)
-                found.phases[name].append(phases)
-                by_phase = ", ".join(f"{rate:.0f}" for rate in phases)
-                report(f"{trace.name} {number} {name}: {whole:.1f} tok/s, by phases {by_phase}")
+            for setting in [one for one in tried if not number or found.may_be_best(one.name)]:
+                ran = run(emulation, trace, setting)
+                whole = sum(a * b for a, b in zip(ran.rates, weights, strict=True)) / trace.seconds
+                found.whole[setting.name].append(whole)
+                found.phases[setting.name].append(ran.rates)
+                report(f"{trace.name} {number} {setting.name}: {whole:.1f} tok/s, by phases {ran}")
     return found
 
 
-def run(emulation: Emulation, trace: Trace, setting: Setting) -> list[float]:
-    """Tokens a second in each phase."""
+@dataclass(frozen=True)
+class ByPhase:
+    """Tokens a second in each phase, and how many micro-batches there were at its end."""
+
+    rates: list[float]
+    micro_batches: list[int]
+
+    def __str__(self) -> str:
+        both = zip(self.rates, self.micro_batches, strict=True)
+        return ", ".join(f"{rate:.0f} (M={count})" for rate, count in both)
+
+
+def run(emulation: Emulation, trace: Trace, setting: Setting) -> ByPhase:
+    """One run through the trace."""
     seconds, most = START_S + trace.seconds, MOST if setting.live else None
     with _changing(emulation, trace) as moments:
         passes = emulation.run_for(setting.layout, setting.codec, seconds, most)
-    return _by_phase(passes, moments)
+    phases = list(pairwise(moments))
+    return ByPhase(
+        [tokens_between(passes, began, ended) for began, ended in phases],
+        [_in_use(passes, max(began, ended - LAST_S), ended) for began, ended in phases],
+    )
 
 
-def _by_phase(passes: Sequence[Passed], moments: Sequence[float]) -> list[float]:
-    return [tokens_between(passes, began, ended) for began, ended in pairwise(moments)]
+def _in_use(passes: Sequence[Passed], began: float, ended: float) -> int:
+    return len({one.micro_batch for one in passes if began <= one.received < ended})
 
 
 @contextmanager

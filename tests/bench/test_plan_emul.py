@@ -172,6 +172,15 @@ def test_a_trace_is_held_against_the_best_over_all_and_in_each_phase() -> None:
     assert found.phase_ratios() == pytest.approx([10 / 12, 8 / 10])
 
 
+def test_a_setting_that_is_near_the_best_in_no_phase_does_not_run_again() -> None:
+    found = Traced(
+        "x",
+        {LIVE: [1.0], "one": [10.0], "two": [6.0], "three": [8.0]},
+        {LIVE: [[1.0, 1.0]], "one": [[12.0, 8.0]], "two": [[2.0, 10.0]], "three": [[10.0, 8.9]]},
+    )
+    assert [name for name in found.whole if found.may_be_best(name)] == [LIVE, "one", "two"]
+
+
 def test_tokens_count_by_the_moment_at_which_they_came_back() -> None:
     passes = [Passed(0, step, sent=0.0, received=float(step), tokens=10) for step in range(1, 9)]
     assert tokens_between(passes, 2.0, 6.0) == pytest.approx(10)
