@@ -73,9 +73,9 @@ class NodeProfile:
     """One machine, as measured on it for one model's shapes.
 
     `mlp` is a block without attention (norms, projections, MLP) by tokens of a pack. `attention` is that of
-    decode rows on the device, `attention_host` on its CPU, for keys in host memory, and `attention_prompt` that
-    of prompts' tokens, which read keys together (None: as decode rows). `head` is by rows that want a token and
-    includes the last norm and the choice. `overhead` is what a pack costs a stage beside these.
+    decode rows on the device, `attention_host` on its CPU, for keys in host memory, and `attention_prompt`
+    that of prompts' tokens, which read keys together (None: as decode rows). `head` is by rows that want a
+    token and includes the last norm and the choice. `overhead` is what a pack costs a stage beside these.
     """
 
     name: str
