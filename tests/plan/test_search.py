@@ -56,7 +56,9 @@ def least_time(cluster: Cluster, model: ModelSizes, job: JobShape, options: Sear
 def check(cluster: Cluster, model: ModelSizes, job: JobShape, plan: Plan, options: SearchOptions) -> None:
     """The plan's layout is whole, fits, and is predicted at what the plan says."""
     layout, memory = plan.layout, options.memory
-    assert [block for one in layout.stages for block in range(one.first, one.stop)] == list(range(model.blocks))
+    assert [block for one in layout.stages for block in range(one.first, one.stop)] == list(
+        range(model.blocks)
+    )
     assert len(set(layout.nodes)) == len(layout.nodes) == len(layout.ways) + 1 == len(plan.memory)
     assert layout.coordinator in (COMMAND, layout.nodes[0])
     assert 1 <= layout.micro_batches <= layout.batch <= job.sequences
