@@ -11,8 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bbquic.plan.controller import (
-    ENOUGH,
-    LEAST_GAIN,
     REPAYS,
     Grouping,
     Line,
@@ -76,6 +74,7 @@ def settle(grouping: Grouping, measured: Measured, rows: int, most: int) -> int:
     return sum(grouping.look(measured, rows, most).is_change for _ in range(LOOKS))
 
 
+@settings(max_examples=40)
 @given(measured=pipelines, rows=st.integers(1, 64), most=st.integers(1, 12), start=st.integers(1, 12))
 def test_the_same_figures_lead_to_one_change_at_most_and_nearly_to_the_least_step(
     measured: Measured, rows: int, most: int, start: int
@@ -84,10 +83,10 @@ def test_the_same_figures_lead_to_one_change_at_most_and_nearly_to_the_least_ste
     assert settle(grouping, measured, rows, most) <= 1
     steps = steps_by_count(measured, rows, most)
     chosen = steps[min(grouping.target, len(steps))]
-    assert math.log(chosen / min(steps.values())) <= LEAST_GAIN + ENOUGH / LOOKS + 1e-9
+    assert math.log(chosen / min(steps.values())) <= 0.02 + 1.6 / LOOKS + 1e-9
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     measured=pipelines,
     rows=st.integers(1, 64),
@@ -102,11 +101,11 @@ def test_noise_of_a_tenth_changes_nothing_that_was_settled(
     settle(grouping, measured, rows, most)
     steps = steps_by_count(measured, rows, most)
     before = steps[min(grouping.target, len(steps))]
-    assume(before <= 1.01 * min(steps.values()))  # else a gain below the threshold is still to be had
+    assume(before <= 1.0001 * min(steps.values()))  # else a gain below the threshold is still to be had
     assert not any(grouping.look(noisy(measured, rng), rows, most).is_change for _ in range(200))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(measured=pipelines, rows=st.integers(1, 64), seed=st.integers(0, 2**32), factor=st.floats(0.04, 25))
 def test_a_step_in_the_links_rates_is_answered_within_twenty_looks_where_it_matters(
     measured: Measured, rows: int, seed: int, factor: float
@@ -123,7 +122,7 @@ def test_a_step_in_the_links_rates_is_answered_within_twenty_looks_where_it_matt
     steps = steps_by_count(slower, rows, 8)
     gain = math.log(steps[min(grouping.target, len(steps))] / min(steps.values()))
     changes = sum(grouping.look(noisy(slower, rng, 0.01), rows, 8).is_change for _ in range(20))
-    if gain > 2 * LEAST_GAIN + ENOUGH / 20:
+    if gain > 0.04 + 1.6 / 20:
         assert changes == 1
         assert steps[grouping.target] <= 1.05 * min(steps.values())
     else:
@@ -145,6 +144,16 @@ def test_a_fall_of_a_links_rate_and_its_rise_are_answered_by_other_numbers() -> 
     assert counts == [1, 2, 2, 1]
 
 
+def test_small_gains_are_acted_on_late_and_none_that_are_smaller_than_the_least() -> None:
+    """One micro-batch of 10 rows takes a loop of 0.1 s and what of it rows cost, halved by a second one."""
+    for rows_cost, looks in ((0.02, range(15, 30)), (0.005, range(150, 330)), (0.001, range(0))):
+        stage = StageFigures("home", Line(), Line(0.001, rows_cost / 10), Line(), Line(0, 4))
+        measured, grouping = Measured((stage,), Seconds(0.1)), Grouping(1)
+        changes = [look for look in range(2000) if grouping.look(measured, 10, 2).is_change]
+        assert len(changes) == (1 if looks else 0)
+        assert all(look in looks for look in changes)
+
+
 def line_of(compute: Line, *, sent: float, rate: float, latency: float = 0.0) -> Measured:
     stage = StageFigures("home", Line(), compute, Line(), Line(0, sent), BytesPerSecond(rate))
     return Measured((stage, replace(stage, name="paris", rate=None)), Seconds(latency))
@@ -158,8 +167,8 @@ def test_reasons_have_the_figures() -> None:
         "4 micro-batches, 80.0 ms a step: 4 x 20.0 ms of home's link of 20 Mbit/s, over a loop of 48.0 ms; "
         "3 would take 80.0 ms"
     ), "equal numbers are named, and nothing changes"
-    fewer = [grouping.look(line_of(Line(0.1, 0.001), sent=125, rate=2.5e6), 16, 4) for _ in range(3)]
-    assert [one.is_change for one in fewer] == [False, False, True]
+    fewer = [grouping.look(line_of(Line(0.1, 0.001), sent=125, rate=2.5e6), 16, 4) for _ in range(4)]
+    assert [one.is_change for one in fewer] == [False, False, False, True]
     assert fewer[-1].reason == (
         "2 micro-batches in place of 4, 216 ms a step in place of 416 ms: "
         "a loop of 216 ms, 2 x 108 ms of home's compute"

@@ -70,6 +70,18 @@ def test_a_fit_of_packs_of_one_size_takes_the_cost_for_proportional() -> None:
     assert fit.line == pytest.approx((0.0, 0.5))
 
 
+def test_a_fit_keeps_its_shape_while_all_packs_are_alike_and_takes_their_height() -> None:
+    fit = LinearFit(keep=0.9)
+    for x in (8, 16, 32, 64) * 9:
+        fit.add(x, 10 + 0.5 * x)
+    for _ in range(90):  # sizes before these count for nothing by then
+        fit.add(20, 20.0)
+    assert fit.line == pytest.approx((10.0, 0.5), rel=0.01)
+    for _ in range(90):
+        fit.add(20, 40.0)
+    assert fit.line == pytest.approx((20.0, 1.0), rel=0.01)
+
+
 def test_a_fit_forgets_what_was_long_ago() -> None:
     fit = LinearFit()
     for _ in range(2000):
