@@ -12,6 +12,7 @@ from typing import Any
 from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes
 from bbquic.plan.cost import steady_time
+from bbquic.plan.finalists import search_job
 from bbquic.plan.search import search
 from bbquic.plan.simulate import simulate_steps
 from bbquic.plan.simulate_job import JobOptions, simulate_job
@@ -45,17 +46,22 @@ def planner(cluster: Cluster, model: ModelSizes, job: JobShape) -> Layout:
     return search(cluster, model, job, SearchOptions(memory=MEMORY)).layout
 
 
+def planner_of_jobs(cluster: Cluster, model: ModelSizes, job: JobShape) -> Layout:
+    return search_job(cluster, model, job, SearchOptions(memory=MEMORY)).layout
+
+
 def run(
     case: Case, tried: Mapping[str, Policy], *, to_the_end: bool = False, options: JobOptions | None = None
 ) -> Outcome:
     """`to_the_end` simulates whole jobs too, with `options`, which takes seconds."""
     found = {name: policy(case.cluster, case.model, case.job) for name, policy in tried.items()}
     layouts = {name: layout for name, layout in found.items() if layout is not None}
+    to_end = {**layouts, OURS: planner_of_jobs(case.cluster, case.model, case.job)} if to_the_end else {}
     return Outcome(
         case.name,
         layouts,
         {name: steady(case, layout) for name, layout in layouts.items()},
-        {name: whole(case, layout, options) for name, layout in layouts.items()} if to_the_end else {},
+        {name: whole(case, layout, options) for name, layout in to_end.items()},
     )
 
 

@@ -67,10 +67,17 @@ class Explanation:
 def explain(
     cluster: Cluster, model: ModelSizes, job: JobShape, plan: Plan, options: SearchOptions | None = None
 ) -> Explanation:
-    """Of a plan that `search` made of the same cluster, model, job and options."""
+    """Of a plan that `search` or `search_job` made of the same cluster, model, job and options.
+
+    Changes and nodes are weighed by the steady pace, against the plan that is best by it.
+    """
     options = options or SearchOptions()
-    case = _Case(cluster, model, job, plan, options)
-    left = [case.left_out(name) for name in plan.left_out[:MOST_LEFT_OUT]]
+    best = search(cluster, model, job, options)
+    case = _Case(cluster, model, job, best, options)
+    left = [
+        _for_the_whole_job(name, best, plan) if name in best.layout.nodes else case.left_out(name)
+        for name in plan.left_out[:MOST_LEFT_OUT]
+    ]
     if not options.given:
         spare = max(1, EXACT_NODES - len(plan.layout.stages))
         nearest = sorted((one for one in left if one.ratio < float("inf")), key=lambda one: one.ratio)[:spare]
@@ -92,6 +99,17 @@ def limit_sentence(layout: Layout, prediction: Prediction) -> str:
     return (
         f"{prediction.limit} is busy {_ms(prediction.cycle)} a micro-batch of {layout.micro_batches}: "
         f"{_ms(full)} a step; the loop takes {_ms(loop)}"
+    )
+
+
+def _for_the_whole_job(name: str, best: Plan, plan: Plan) -> LeftOut:
+    """Why a node is left out that the best pace has use for."""
+    ratio = best.prediction.steady_time / plan.prediction.steady_time
+    return LeftOut(
+        name,
+        ratio,
+        f"with it the steady pace would be {1 / ratio:.2f} x as high, but the way around longer: reading the "
+        "first prompts and the last answers would take more than that saves",
     )
 
 

@@ -64,7 +64,7 @@ def search(
     if best is None:
         raise refusal(usable, model, job, options, _largest_batch(problem))
     layout = layout_of(usable, model, job, options.memory, best.setting, best.assignment)
-    return _plan(cluster, model, job, options.memory, layout)
+    return plan_of(cluster, model, job, options.memory, layout)
 
 
 def layout_of(
@@ -102,7 +102,10 @@ def layout_of(
     )
 
 
-def _plan(cluster: Cluster, model: ModelSizes, job: JobShape, memory: MemoryOptions, layout: Layout) -> Plan:
+def plan_of(
+    cluster: Cluster, model: ModelSizes, job: JobShape, memory: MemoryOptions, layout: Layout
+) -> Plan:
+    """Any layout with what is to be expected of it."""
     prediction = predict(cluster, model, job, layout, memory)
     return Plan(
         layout,

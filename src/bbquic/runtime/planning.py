@@ -13,7 +13,8 @@ from bbquic.plan.build import WAYS
 from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import COMMAND, Cluster, JobShape, ModelSizes
 from bbquic.plan.explain import Explanation, explain, limit_sentence
-from bbquic.plan.search import Plan, search
+from bbquic.plan.finalists import search_job
+from bbquic.plan.search import Plan
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, choose_dtype
 from bbquic.runtime.protocol import DescriptionHeader
@@ -50,7 +51,7 @@ class Question:
 
     def answer(self) -> Plan:
         """Takes seconds where there are many nodes. Raises: PlanImpossible, ConfigError."""
-        return search(self.cluster, self.model, self.job, self.options)
+        return search_job(self.cluster, self.model, self.job, self.options)
 
     def explain(self, plan: Plan) -> Explanation:
         return explain(self.cluster, self.model, self.job, plan, self.options)
