@@ -22,6 +22,7 @@ from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.cluster import ClusterDeadlines, StageLink, deploy, dialled, new_job_id, release
 from bbquic.runtime.coordinator import Coordinator, Outcome
+from bbquic.runtime.pace import MeasuredPace
 from bbquic.runtime.protocol import PlanHeader, Stage
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.request import Request
@@ -47,6 +48,34 @@ class NoText:
 
     def finish(self) -> str:
         return ""
+
+
+class KeptPace(MeasuredPace):
+    """Leaves the number of micro-batches as it is. To a scheduler a cell is nothing but a job's tail, in
+    which it would join them.
+    """
+
+    def micro_batches(self, rows: Sequence[int], most: int) -> int:
+        return len(rows)
+
+
+def scheduler_of(cell: Cell, plan: PlanHeader) -> Scheduler:
+    """A cell's micro-batches stay as they are unless it is live."""
+    options = SchedulerOptions(
+        micro_batches=plan.micro_batches,
+        start=None if cell.most is None else cell.micro_batches,
+        slots=cell.batch,
+        cells=plan.cells,
+        prefill_tokens=cell.batch,
+        look_ahead=cell.batch + 1,  # all are seated at once
+        depth=plan.depth,
+    )
+    if cell.most is not None:
+        return Scheduler(options)
+    pace = KeptPace(
+        micro_batches=options.micro_batches, depth=options.depth, prefill_tokens=options.prefill_tokens
+    )
+    return Scheduler(options, pace)
 
 
 def plans_of(cell: Cell, hosts: Sequence[str]) -> list[PlanHeader]:
@@ -101,17 +130,7 @@ async def run(endpoint: Endpoint, peers: dict[str, Peer], hosts: Sequence[str], 
         failed = True
         try:
             await deploy(links, plans, DEADLINES, lambda _: None)
-            scheduler = Scheduler(
-                SchedulerOptions(
-                    micro_batches=plan.micro_batches,
-                    start=None if cell.most is None else cell.micro_batches,
-                    slots=cell.batch,
-                    cells=plan.cells,
-                    prefill_tokens=cell.batch,
-                    look_ahead=cell.batch + 1,  # all are seated at once
-                    depth=plan.depth,
-                )
-            )
+            scheduler = scheduler_of(cell, plan)
             coordinator = Coordinator(links, plan, scheduler, ends=frozenset(), text=NoText)
             with suppress(TimeoutError):  # a cell that is to end after some time is not done by then
                 async with asyncio.timeout(cell.longest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from bench.plan_emul import papers
@@ -17,7 +18,7 @@ from bench.plan_emul.scene import HOME, Scene, cost_table, home_of, joined, link
 from bench.plan_emul.traces import LIVE, Traced
 from bench.stand_in.bounds import Pipeline
 from bench.stand_in.cell import Cell, tokens_between
-from bench.stand_in.coordinator import plans_of
+from bench.stand_in.coordinator import KeptPace, plans_of, scheduler_of
 from bench.stand_in.cost import CostTable, StandIn
 from bench.stand_in.observed import Passed
 from bench.wan import Link
@@ -52,6 +53,17 @@ def test_each_stage_gets_a_plan_with_its_own_time_on_its_own_host() -> None:
 def test_a_cell_that_names_no_hosts_takes_the_first() -> None:
     cell = Cell((1, 1), StandIn(576, CostTable.of_step(0.01), 16), "float16", 32, 2, warm_up=2, counted=3)
     assert [stage.node for stage in plans_of(cell, ("a", "b", "c"))[0].stages] == ["node-a", "node-b"]
+
+
+def test_micro_batches_stay_as_they_are_unless_a_cell_is_live() -> None:
+    cell = Cell((1, 1), StandIn(576, CostTable.of_step(0.01), 16), "float16", 32, 4, warm_up=2, counted=3)
+    kept = scheduler_of(cell, plans_of(cell, ("a", "b"))[0])
+    assert [kept.pace.micro_batches([32 // count] * count, 4) for count in (4, 2)] == [4, 2]
+    live = replace(cell, most=8)
+    plan = plans_of(live, ("a", "b"))[0]
+    scheduler = scheduler_of(live, plan)
+    assert (plan.micro_batches, scheduler.micro_batches) == (8, 4)
+    assert not isinstance(scheduler.pace, KeptPace)
 
 
 def test_a_cell_with_fewer_hosts_than_stages_is_refused() -> None:
