@@ -125,7 +125,7 @@ class LiveDecider:
             fit.add(tokens, self._noisy(took))
         for number, hop in enumerate(seen.hops):
             self._learn(number, hop, tokens)
-        self._latencies.append(self._noisy(self._distance))
+        self._latencies.append(self._distance * self._noise.uniform(1, 1 + NOISE))  # jitter only adds
         measured = self._measured()
         if seen.step >= self._look_at:
             self._look_at = seen.step + seen.micro_batches

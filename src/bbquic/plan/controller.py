@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from bbquic.units import BytesPerSecond, Seconds
 
-# Evidence for a change is what a step would gain (as a logarithm) over `least`, summed over looks: it is enough
-# at `enough`. A tenth is acted on after 20 looks, a twentieth after 53, a fortieth after 240. Noise of ±10 % of
-# every figure, new at each look, gets there once in some 20,000 looks.
+# Evidence for a change is what a step would gain (as a logarithm) over `least`, summed over looks: it is
+# enough at `enough`. A tenth is acted on after 20 looks, a twentieth after 53, a fortieth after 240. Noise of
+# ±10 % of every figure, new at each look, gets there once in some 20,000 looks.
 LARGEST_GAIN = 0.4  # that one look may count for: a change takes four looks at least
 KEPT = 8  # reasons for changes
 REPAYS = 0.9  # of the time left as it is: a new layout that is thought to save less stays a thought
@@ -99,7 +99,7 @@ class Decision:
 
 @dataclass(slots=True)
 class Evidence:
-    """A cumulative sum of gains over `least` (Page's test), by number: a steady gain adds up, noise does not."""
+    """Cumulative sums of gains over `least` (Page's test): a steady gain adds up, noise does not."""
 
     least: float
     enough: float
@@ -138,7 +138,8 @@ class Grouping:
         proven = []
         for count, step in steps.items():
             gain = math.log(now / step) if step > 0 and now > 0 else 0.0
-            if any([evidence.add(count, gain) for evidence in self._evidence]) and step < now:
+            found = [evidence.add(count, gain) for evidence in self._evidence]
+            if any(found) and step < now:
                 proven.append(count)
         if not proven:
             return Decision(self.target, False, _words(measured, rows, present, steps))
