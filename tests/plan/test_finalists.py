@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from bbquic.plan.candidates import SearchOptions
-from bbquic.plan.cluster import COMMAND, Cluster, JobShape
+from bbquic.plan.cluster import COMMAND, Cluster, Curve, JobShape
 from bbquic.plan.finalists import search_job, sequences
 from bbquic.plan.search import search
 from bbquic.plan.simulate_job import simulate_job
@@ -17,8 +17,7 @@ from clusters import link, mesh, simple_node, small_model
 
 def some_cluster(random: Random) -> Cluster:
     nodes = tuple(
-        simple_node(name, block=random.uniform(0.002, 0.03))
-        for name in "abcd"[: random.randint(2, 4)]
+        simple_node(name, block=random.uniform(0.002, 0.03)) for name in "abcd"[: random.randint(2, 4)]
     )
     names = [COMMAND, *(node.name for node in nodes)]
     other = {
@@ -42,12 +41,13 @@ def test_the_job_never_ends_later_than_with_the_best_pace(seed: int) -> None:
 
 
 def test_where_the_tail_is_most_of_the_job_a_shorter_way_around_is_taken() -> None:
-    nodes = (simple_node("near", block=0.01), simple_node("far", block=0.01))
-    far = {("near", "far"): link(1e7, 0.019), ("far", "near"): link(1e7, 0.019)}
+    each_row = Curve(((1, 0.001), (101, 0.101)))
+    nodes = (simple_node("near", mlp=each_row), simple_node("other", mlp=each_row))
+    far = {("near", "other"): link(1e7, 0.019), ("other", "near"): link(1e7, 0.019)}
     cluster, model = mesh(nodes, rate=1e9, other=far), small_model()
-    job = JobShape(sequences=2, prompt=1.0, output=4.0, longest=40.0, slot=64)
+    job = JobShape(sequences=64, prompt=1.0, output=4.0, longest=400.0, slot=416)
     assert len(search(cluster, model, job).layout.stages) == 2
-    assert search_job(cluster, model, job).layout.nodes == ("near",)
+    assert len(search_job(cluster, model, job).layout.stages) == 1
 
 
 def test_what_is_given_stays_as_given() -> None:

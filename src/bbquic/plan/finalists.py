@@ -21,7 +21,6 @@ from bbquic.plan.simulate_job import JobOptions, simulate_job
 from bbquic.units import Seconds
 
 MOST_FINALISTS = 6  # layouts that are simulated, those that `predict.job_time` likes best
-WORSE = 1.5  # times the steady pace of the best: what is slower is no finalist
 MOST_EVENTS = 120_000  # of one simulation, about a second; a longer job is cut to what that allows
 GAIN = 0.01  # of the job: less does not speak against the best steady pace
 
@@ -87,8 +86,7 @@ def _finalists(
         if layout == best.layout or layout in found:
             continue
         prediction = predict(cluster, model, job, layout, options.memory)
-        if prediction.steady_time <= WORSE * best.prediction.steady_time:
-            found[layout] = _Finalist(layout, prediction.job_time)
+        found[layout] = _Finalist(layout, prediction.job_time)
     return sorted(found.values(), key=lambda one: one.expected)[:MOST_FINALISTS]
 
 
