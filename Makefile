@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 
 test: lint
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist worksteal  # nothing in it measures time
 
 test-slow: $(INSTALLED_DEV)
 	@echo "test-slow: pytest -m slow"
@@ -75,5 +75,5 @@ $(INSTALLED): | $(BIN)/python
 
 $(INSTALLED_DEV): | $(INSTALLED)
 	@echo "set-up: installing the tools for checks and tests"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,bench]'
 	@touch $@
