@@ -331,3 +331,14 @@ def test_a_split_that_does_not_fit_says_whose_part_is_too_large() -> None:
     assert caught.value.needs["a"] == (7 * 1200 + 2520 + 2400 + 400, 8_000)
     held = held_memory(small_model(8), MEMORY, blocks=1, batch=1, rows=1, slot=20, embeds=False, heads=True)
     assert caught.value.needs["b"] == (held.device, 10**9)
+
+
+def test_of_splits_that_are_as_good_the_most_even_one_is_taken() -> None:
+    model = small_model(blocks=6)
+    rest = held_memory(
+        model, MEMORY, blocks=5, batch=4, rows=4, slot=small_job(4).slot, embeds=True, heads=True
+    )
+    nodes = tuple(simple_node(name, memory=int(rest.device / MEMORY.share) + 1) for name in ("a", "b"))
+    options = replace(OPTIONS, batch=4, micro_batches=1)
+    layout = search(mesh(nodes, delay=0.05), model, small_job(4), options).layout
+    assert [stage.blocks for stage in layout.stages] == [3, 3]

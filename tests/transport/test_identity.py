@@ -150,6 +150,7 @@ def test_a_fingerprint_is_the_hash_of_the_public_key() -> None:
         KEY.replace("sha256", "sha512"),
         "sha256:" + "+" * 43,
     ],
+    ids=["nothing", "no digits", "too short", "too long", "padded", "capitals", "sha512", "strange digits"],
 )
 def test_what_is_no_fingerprint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a key fingerprint"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def search(
     best = problem.best(settings(job, options) if among is None else among, problem.numbers(start))
     if best is None:
         raise refusal(usable, model, job, options, _largest_batch(problem))
-    layout = layout_of(usable, model, job, options.memory, best.setting, best.assignment)
+    assignment = best.assignment if options.split else problem.balanced(best)
+    layout = layout_of(usable, model, job, options.memory, best.setting, assignment)
     return plan_of(cluster, model, job, options.memory, layout)
 
 
@@ -236,6 +238,27 @@ class _Problem:
                 return self._fewer(_Found(best.setting, solved, self._time(best.setting, solved.value)))
         return best
 
+    def balanced(self, best: _Found) -> Assignment:
+        """Of the splits of this order that are as good, the one with the shortest cycle.
+
+        Where the loop is the limit, many are as good; but packs that come in bunches wait less where the
+        busiest has time to spare.
+        """
+        instance, order = self.instance(best.setting), best.assignment.order
+        limit = best.assignment.value * (1 + TIE)
+        chosen = best.assignment
+        levels = _levels(instance, order, chosen.cycle)
+        low, high = 0, len(levels) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            solved = best_partition(_capped(instance, levels[middle]), Objective.SUM, order)
+            if solved is not None and solved.value <= limit and len(solved.order) == len(order):
+                chosen = evaluate(instance, Objective.CIRCULATING, solved.order, solved.blocks)
+                high = middle - 1
+            else:
+                low = middle + 1
+        return chosen
+
     def _solve_with(self, instance: Instance, nodes: tuple[int, ...], bound: float) -> Assignment | None:
         """Of these nodes alone, something below the bound; beyond EXACT_NODES in this order alone."""
         if not nodes:
@@ -252,6 +275,26 @@ def _along(instance: Instance, order: Sequence[int]) -> Assignment | None:
     """The best along this order, where nodes may be skipped."""
     solved = best_partition(instance, Objective.CIRCULATING, order)
     return None if solved is None or solved.value == float("inf") else solved
+
+
+def _levels(instance: Instance, order: Sequence[int], most: float) -> list[float]:
+    """What resources along an order may be busy for, up to `most`."""
+    stages = instance.busy[list(order)]
+    hops = [instance.hop_busy[:, a, b] for a, b in pairwise(order)]
+    values = np.unique(np.concatenate([stages.ravel(), *hops]))
+    return [float(value) for value in values if value <= most]
+
+
+def _capped(instance: Instance, most: float) -> Instance:
+    """The same without all that keeps a resource busy for longer."""
+    stages, hops = instance.busy <= most, instance.hop_busy <= most
+    return replace(
+        instance,
+        busy=np.where(stages, instance.busy, np.inf),
+        passes=np.where(stages, instance.passes, np.inf),
+        hop_busy=np.where(hops, instance.hop_busy, np.inf),
+        hop_passes=np.where(hops, instance.hop_passes, np.inf),
+    )
 
 
 def _renumbered(solved: Assignment | None, nodes: Sequence[int]) -> Assignment | None:
