@@ -130,7 +130,7 @@ def wait_for_answers(process: subprocess.Popen[str], answers: Path, count: int) 
     raise AssertionError(f"the run ended before it had {count} answers")
 
 
-LONG = [{"prompt": f"some what {n}", "max_tokens": 400 if n % 2 else 3} for n in range(60)]
+LONG = [{"prompt": f"some what {n}", "max_tokens": 400 if n % 2 else 3} for n in range(24)]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -151,7 +151,7 @@ def test_a_run_that_was_ended_half_way_is_completed_by_the_same_command(
     before = answers.read_bytes().count(b"\n")
     assert 4 <= before < len(LONG)
     with answers.open("ab") as file:
-        file.write(b'{"id": "line-60", "line": 60, "te')  # what a crash in the middle of a write leaves
+        file.write(b'{"id": "line-24", "line": 24, "te')  # what a crash in the middle of a write leaves
     code, _, err = finished(bbquic(*arguments, cwd=tmp_path))
     assert code == 0, err
     assert f"{before} had their record before" in err

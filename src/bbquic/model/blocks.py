@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,13 +33,14 @@ class StageModel:
         self,
         spec: FamilySpec,
         config: Any,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: dict[str, torch.Tensor],
         *,
         blocks: range,
         embeds: bool,
         heads: bool,
     ) -> None:
-        """`tensors` are those of `weights.tensors_for`, in one dtype on one device; they are not copied.
+        """`tensors` are those of `weights.tensors_for`, in one dtype on one device. They are not copied, and
+        taken out of the mapping block by block: where weights are packed, only one block is there twice.
 
         Raises: ModelError naming a tensor that is missing, left over or of another shape.
         """
@@ -103,9 +104,10 @@ def _head_layer(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda rows: nn.functional.linear(rows, weight)
 
 
-def _assign(module: nn.Module, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
-    """Give a module made on the meta device its weights, exactly those it has."""
-    state = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+def _assign(module: nn.Module, tensors: dict[str, torch.Tensor], prefix: str) -> None:
+    """Give a module made on the meta device its weights, exactly those it has; they are taken out."""
+    names = [name for name in tensors if name.startswith(prefix)]
+    state = {name.removeprefix(prefix): tensors.pop(name) for name in names}
     try:
         module.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:

@@ -33,8 +33,9 @@ class Regrouping:
         """
         seating = self._seating
         present = len(seating.active)
-        if wanted >= present:
+        if wanted >= present and seating.retiring is not None:
             seating.retiring = None
+            self.changes += 1
         if wanted == present or seating.has_one_share:
             self.waits_for = None
             return False
@@ -70,6 +71,7 @@ class Regrouping:
             pairs = pairwise(active)
             below, leaving = min(pairs, key=lambda pair: (pair[1].live, pair[0].live, -pair[1].offset))
             seating.retiring = leaving.index
+            self.changes += 1  # an empty one gives up its share when the next micro-batch is asked
         leaving = seating.batches[seating.retiring]
         if batch is not leaving or not batch.live or batch.leaving:
             return False
