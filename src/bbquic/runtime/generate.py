@@ -13,6 +13,7 @@ from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.tokenizer import StreamDecoder
 from bbquic.plan.cluster import JobShape
+from bbquic.runtime.advice import Advisor, advising
 from bbquic.runtime.answers import open_answers
 from bbquic.runtime.cluster import (
     ClusterDeadlines,
@@ -30,16 +31,19 @@ from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, ma
 from bbquic.runtime.monitor import Monitor
 from bbquic.runtime.observer import Recorder
 from bbquic.runtime.planning import USUAL_JOB, PlanningOptions, ask, best_plan, planned_layout, summary
-from bbquic.runtime.protocol import DescriptionHeader, PlanHeader
+from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, ReadyHeader, Stage
 from bbquic.runtime.remote import RemoteCoordinator
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.sizes import job_shape
 from bbquic.runtime.source import RecordSource
+from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.runtime.trace import TraceWriter
 from bbquic.transport.channel import Channel, Endpoint
 from bbquic.transport.identity import Peer
 from bbquic.units import Seconds
+
+LEAST_LOADING = 0.5  # s; a node that was quicker had its weights still
 
 Watch = Callable[[Callable[[], JobStatistics]], AbstractAsyncContextManager[None]]
 
@@ -79,11 +83,12 @@ class RunModel:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model laid out over nodes that are ready: `layout` has what was chosen for the run."""
+    """A model laid out over nodes that are ready: `layout` has what was chosen for the run, `advisor` why."""
 
     links: tuple[StageLink, ...]
     plan: PlanHeader
     layout: LayoutOptions
+    advisor: Advisor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ class _Placed:
     channels: tuple[Channel, ...]
     descriptions: tuple[DescriptionHeader, ...]
     layout: LayoutOptions
+    advisor: Advisor | None = None
 
 
 async def _planned(
@@ -125,6 +131,7 @@ async def _planned(
         tuple(channels[name] for name in chosen.layout.nodes),
         tuple(descriptions[name] for name in chosen.layout.nodes),
         planned_layout(chosen, question.dtype, found.layout),
+        Advisor(question, chosen),
     )
 
 
@@ -154,8 +161,11 @@ async def deployed(
         plans = [for_stage(plan, link.stage, model.directory) for link in links]
         failed = True
         try:
-            await deploy(links, plans, options.deadlines, report)
-            yield Deployment(links, plan, layout)
+            answers = await deploy(links, plans, options.deadlines, report)
+            advisor = placed.advisor
+            if advisor is not None:
+                advisor = replace(advisor, loading=_loading(plan.stages, answers))
+            yield Deployment(links, plan, layout, advisor)
             failed = False
         finally:
             await release(links, plan.job, cancel=failed, deadlines=options.deadlines)
@@ -194,7 +204,11 @@ async def generate(
                 loop = job_loop(links, plan, directory, replace(options, layout=ready.layout), recorder)
                 monitor = Monitor(source, loop, total=total)
                 try:
-                    async with watch(monitor.snapshot), aclosing(source.requests()) as requests:
+                    async with (
+                        _advised(ready.advisor, monitor.snapshot) as look,
+                        watch(look),
+                        aclosing(source.requests()) as requests,
+                    ):
                         await loop.run(requests, source.keep)
                 except BBQuicError as error:
                     error.hint = error.hint or resume_hint(output)
@@ -204,6 +218,39 @@ async def generate(
             return monitor.whole_run()
         finally:
             answers.close()
+
+
+def _loading(stages: Sequence[Stage], answers: Sequence[ReadyHeader]) -> dict[str, float]:
+    """Bytes of weights a second by node, of those that had to load some."""
+    return {
+        stage.node: answer.weights / answer.seconds
+        for stage, answer in zip(stages, answers, strict=True)
+        if answer.weights and answer.seconds > LEAST_LOADING
+    }
+
+
+@asynccontextmanager
+async def _advised(
+    advisor: Advisor | None, look: Callable[[], JobStatistics]
+) -> AsyncIterator[Callable[[], JobStatistics]]:
+    """The source of snapshots; with what another layout would bring, where there is an advisor to say it."""
+    if advisor is None:
+        yield look
+        return
+    newest: tuple[str, ...] = ()
+
+    def tell(advice: str) -> None:
+        nonlocal newest
+        newest = (advice,)
+
+    def with_advice() -> JobStatistics:
+        seen = look()
+        return replace(seen, decisions=(*seen.decisions, *newest))
+
+    async with owned_tasks() as tasks:
+        task = tasks.create_task(advising(advisor, look, tell))
+        yield with_advice
+        task.cancel()
 
 
 def job_loop(
