@@ -24,6 +24,7 @@ class Joined:
     endpoint: Endpoint
     nodes: tuple[Peer, ...]
     prices: Mapping[str, float]  # dollars an hour, by name
+    host: str | None = None  # this machine's address, as the others know it
 
 
 @asynccontextmanager
@@ -45,7 +46,7 @@ async def joined(peers: Path, certs: Path, key: Path | None, names: tuple[str, .
         raise ConfigError(f"{peers} has no peer with an address to run on")
     links = default_path(os.environ, Path.home())
     async with opened(identity, known, "", links) as endpoint:
-        yield Joined(endpoint, nodes, known.prices)
+        yield Joined(endpoint, nodes, known.prices, me.address[0] if me.address else None)
 
 
 @asynccontextmanager

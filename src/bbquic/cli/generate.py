@@ -228,7 +228,8 @@ async def _run(
     try:
         async with _nodes(cluster, model, held.directory) as found:
             if options.planning is not None:
-                options = replace(options, planning=replace(options.planning, prices=found.prices))
+                planning = replace(options.planning, prices=found.prices, host=found.host)
+                options = replace(options, planning=planning)
             return await run_generate(
                 found.endpoint, found.nodes, held, job, output, options, report=print_note, watch=watch
             )

@@ -99,7 +99,7 @@ async def _ask(
 ) -> Question:
     deadlines = ClusterDeadlines()
     async with joined(peers, certs, key, names) as found:
-        options = replace(options, prices=found.prices)
+        options = replace(options, prices=found.prices, host=found.host)
         known = {peer.name: peer for peer in found.nodes}
         optional = None if names else print_note
         async with dialled(found.endpoint, found.nodes, deadlines, optional) as channels:

@@ -31,10 +31,12 @@ USUAL_JOB = JobShape(sequences=256, prompt=128.0, output=128.0, longest=256.0, s
 
 @dataclass(frozen=True, slots=True)
 class PlanningOptions:
-    """`search` says what is given; `prices` are dollars an hour by node."""
+    """`search` says what is given; `prices` are dollars an hour by node; `host` is the address of the machine
+    that asks, where peers.toml has one: a node there is beside it."""
 
     search: SearchOptions = field(default_factory=SearchOptions)
     prices: Mapping[str, float] = field(default_factory=dict)
+    host: str | None = None
     survey: SurveyOptions = field(default_factory=SurveyOptions)
 
 
@@ -73,16 +75,32 @@ async def ask(
 
     Raises: PlanRefused, ConfigError where no common dtype is found.
     """
-    chosen = choose_dtype(dtype, descriptions)
+    limits, busy = options.search, _busy(descriptions, options.search)
+    free = [place for place, one in enumerate(descriptions) if one.node not in busy]
+    chosen = choose_dtype(dtype, [descriptions[place] for place in free])
     seen = await survey(
-        channels, nodes, manifest, chosen, prices=options.prices, report=report, options=options.survey
+        [channels[place] for place in free],
+        [nodes[place] for place in free],
+        manifest,
+        chosen,
+        prices=options.prices,
+        hosts={COMMAND: options.host} if options.host else None,
+        report=report,
+        options=options.survey,
     )
     known = {node.name for node in seen.cluster.nodes}
-    wanted = options.search.nodes
-    limits = options.search
-    if wanted is not None and not options.search.given:
-        limits = replace(limits, nodes=tuple(name for name in wanted if name in known))
-    return Question(seen.cluster, model_sizes(directory, manifest, chosen), job, limits, chosen, seen.notes)
+    if limits.nodes is not None and not limits.given:
+        limits = replace(limits, nodes=tuple(name for name in limits.nodes if name in known))
+    others = tuple(f"{name} is left out: it is busy with job {held}" for name, held in busy.items())
+    sizes = model_sizes(directory, manifest, chosen)
+    return Question(seen.cluster, sizes, job, limits, chosen, (*others, *seen.notes))
+
+
+def _busy(descriptions: Sequence[DescriptionHeader], search: SearchOptions) -> dict[str, str]:
+    """Nodes that serve a job, with its name, where others are free. Where none is, the job is likely one of
+    ours that was cut off; if it is not, they say so themselves."""
+    found = {one.node: one.job for one in descriptions if one.job is not None}
+    return {} if search.given or len(found) == len(descriptions) else found
 
 
 async def best_plan(question: Question) -> Plan:
