@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from engine_helpers import (
+    COMMAND,
     CPU,
     Cluster,
     answer,
@@ -21,7 +22,7 @@ from engine_helpers import (
 from bbquic.errors import PeerUnreachable, PlanImpossible
 from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cost import MemoryOptions
-from bbquic.runtime.generate import RunOptions
+from bbquic.runtime.generate import RunOptions, deployed
 from bbquic.runtime.measure import Profiler
 from bbquic.runtime.planning import PlanningOptions
 from bbquic.runtime.profile_cache import ProfileCache
@@ -87,6 +88,24 @@ def test_a_node_that_does_not_answer_is_done_without(model: Path, profiles: Path
 
     run(main)
     assert any(line.startswith("going on without node-2: ") for line in said)
+    assert len(read_answers(tmp_path / "out.jsonl")) == len(RECORDS)
+
+
+def test_a_node_that_serves_another_job_is_done_without(model: Path, profiles: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", RECORDS)
+    said: list[str] = []
+    commands = {name: frozenset({"coordinate"}) for name in (COMMAND, "other")}
+
+    async def main() -> None:
+        async with cluster_of([model] * 2, profiles=profiles, commands=commands) as cluster:
+            held = run_model(model)
+            async with deployed(
+                cluster.endpoints["other"], cluster.places(["node-1"]), held, options(), lambda _: None
+            ):
+                await answer(cluster, model, prompts, tmp_path / "out.jsonl", planned(), report=said.append)
+
+    run(main)
+    assert any(line.startswith("node-1 is left out: it is busy with job ") for line in said)
     assert len(read_answers(tmp_path / "out.jsonl")) == len(RECORDS)
 
 
