@@ -65,7 +65,7 @@ def _mbit(seconds_a_byte: float) -> str:
 
 def simulated(report: Report) -> None:
     """The planner's layouts beside the others' on random clusters, in simulation."""
-    found = plan_sim.compare(20 if report.quick else 200, limit=1.0 if report.quick else 5.0, say=report.say)
+    found = plan_sim.compare(20 if report.quick else 200, limit=1.0 if report.quick else 2.0, say=report.say)
     report.measured |= {f"sim_{name}": value for name, value in found.items()}
 
 
