@@ -116,4 +116,4 @@ def test_micro_batches_are_joined_and_parted_while_the_job_goes_on(seed: int) ->
         pipeline.run()
         assert pipeline.counts == {1, 2, 3, 4}
         assert (pipeline.copied if room > 1 else pipeline.renamed) > 0
-        assert sum(pipeline.taken) > 0.98 * options.slots * len(pipeline.taken)
+        assert sum(pipeline.taken) > 0.97 * options.slots * len(pipeline.taken)

@@ -40,7 +40,8 @@ class Curve:
             return Seconds(points[0][1])
         place = min(bisect_right(points, size, key=lambda point: point[0]), len(points) - 1)
         (low, began), (high, ended) = points[place - 1], points[place]
-        return Seconds(max(0.0, began + (ended - began) * (size - low) / (high - low)))
+        share = (size - low) / (high - low)
+        return Seconds(max(0.0, (1 - share) * began + share * ended))  # at a point exactly what it says
 
     def scaled(self, factor: float) -> Curve:
         """The same machine, `factor` times as slow."""
