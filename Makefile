@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 
 test: lint
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest -n 2 --dist worksteal  # nothing in it measures time
+	@$(BIN)/python -m pytest
 
 test-slow: $(INSTALLED_DEV)
 	@echo "test-slow: pytest -m slow"
