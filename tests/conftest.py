@@ -12,6 +12,8 @@ from bbquic.model.fetch import fetch_model
 from bbquic.model.registry import user_cache
 from tiny_model import make_tiny_llama
 
+pytest_plugins = ("engine_fixtures",)
+
 # One thread computes as fast as two here, and does not spin when the cores are taken by what is tested.
 torch.set_num_threads(1)
 

@@ -30,6 +30,7 @@ from bbquic.runtime.pace import Pace
 from bbquic.runtime.profile_cache import ProfileCache
 from bbquic.runtime.request import Completion, Request
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from bbquic.runtime.survey import SurveyOptions
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Identity, Peer, make_identity
@@ -40,6 +41,8 @@ from bbquic.units import Seconds
 DEADLINE = 120.0  # seconds; a test that waits for what never comes fails, in place of hanging
 CPU = Machine(torch.device("cpu"), threads=1)
 COMMAND = "command"
+PROMPTS = [{"prompt": f"the of {n}", "max_tokens": 24} for n in range(6)]
+QUICK = SurveyOptions(profile=Seconds(60), look=Seconds(60), probe=Seconds(60), ask=Seconds(0.01))
 
 
 @dataclass

@@ -22,14 +22,8 @@ from bbquic.runtime.service import StageService
 from bbquic.transport.channel import Channel
 from bbquic.transport.memory import MemoryChannel
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from tiny_model import make_tiny_llama
 
 PROMPTS = [{"prompt": "some words " * (1 + n % 9), "max_tokens": 24 + n} for n in range(24)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

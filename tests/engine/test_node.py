@@ -39,18 +39,6 @@ from bbquic.runtime.stage import StageWorker
 from bbquic.units import Seconds
 from tiny_model import make_tiny_llama
 
-PROMPTS = [{"prompt": f"the of {n}", "max_tokens": 24} for n in range(6)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    return write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
-
 
 def test_a_node_that_holds_other_weights_is_named_with_the_tensor(
     model: Path, prompts: Path, tmp_path: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from engine_helpers import (
     COMMAND,
-    CPU,
+    QUICK,
     Cluster,
     answer,
     cluster_of,
@@ -23,29 +23,9 @@ from bbquic.errors import PeerUnreachable, PlanImpossible
 from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cost import MemoryOptions
 from bbquic.runtime.generate import RunOptions, deployed
-from bbquic.runtime.measure import Profiler
 from bbquic.runtime.planning import PlanningOptions
-from bbquic.runtime.profile_cache import ProfileCache
-from bbquic.runtime.protocol import MeasureHeader
-from bbquic.runtime.survey import SurveyOptions
-from bbquic.units import Bytes, Seconds
-from tiny_model import make_tiny_llama
 
 RECORDS = [{"prompt": text, "max_tokens": 6} for text in ("one two three", "four", "five six seven eight")]
-QUICK = SurveyOptions(profile=Seconds(60), look=Seconds(60), probe=Seconds(60), ask=Seconds(0.01))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    folder = tmp_path_factory.mktemp("profiles")
-    asked = MeasureHeader("tiny", run_model(model).manifest.config, "float32", fresh=False)
-    Profiler(CPU, ProfileCache(folder), budget=Seconds(0.1)).measured(asked, Bytes(0), lambda: False)
-    return folder
 
 
 def planned(search: SearchOptions | None = None) -> RunOptions:
@@ -107,6 +87,21 @@ def test_a_node_that_serves_another_job_is_done_without(model: Path, profiles: P
     run(main)
     assert any(line.startswith("node-1 is left out: it is busy with job ") for line in said)
     assert len(read_answers(tmp_path / "out.jsonl")) == len(RECORDS)
+
+
+def test_a_file_of_bad_lines_gets_its_error_records_from_a_planned_run_too(
+    model: Path, profiles: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": 3}\nno JSON\n')
+
+    async def main() -> None:
+        async with cluster_of([model] * 2, profiles=profiles) as cluster:
+            statistics = await answer(cluster, model, prompts, tmp_path / "out.jsonl", planned())
+            assert (statistics.done, statistics.failed) == (0, 2)
+
+    run(main)
+    assert all("error" in one for one in read_answers(tmp_path / "out.jsonl").values())
 
 
 def test_nodes_that_were_named_in_order_are_all_needed(model: Path, profiles: Path, tmp_path: Path) -> None:

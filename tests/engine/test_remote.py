@@ -33,11 +33,6 @@ PROMPTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def expected(model: Path) -> dict[int, str]:
     """By line, what transformers generates for each prompt alone."""
     oracle = Oracle(model)

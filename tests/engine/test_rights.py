@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from engine_helpers import (
     COMMAND,
+    PROMPTS,
     Cluster,
     answer,
     cluster_of,
@@ -18,7 +19,6 @@ from engine_helpers import (
     run,
     run_model,
     until,
-    write_prompts,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,19 +42,6 @@ from bbquic.runtime.protocol import (
 )
 from bbquic.transport.channel import Channel
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
-from tiny_model import make_tiny_llama
-
-PROMPTS = [{"prompt": f"the of {n}", "max_tokens": 24} for n in range(6)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    return write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
 
 
 async def plan_of(cluster: Cluster, model: Path, channels: tuple[Channel, ...]) -> list[PlanHeader]:

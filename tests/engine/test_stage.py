@@ -35,11 +35,6 @@ from tiny_model import make_tiny_llama
 HIDDEN = 64  # of the tiny model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
 @asynccontextmanager
 async def deployed(
     cluster: Cluster, model: Path, **changes: Any

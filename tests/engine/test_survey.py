@@ -16,6 +16,7 @@ import pytest
 from engine_helpers import (
     COMMAND,
     CPU,
+    QUICK,
     Cluster,
     answer,
     cluster_of,
@@ -38,28 +39,11 @@ from bbquic.runtime.protocol import (
     RefusedHeader,
     SurveyHeader,
 )
-from bbquic.runtime.survey import FLOOR, LOOPBACK, Survey, SurveyOptions, hosts_of, survey
+from bbquic.runtime.survey import FLOOR, LOOPBACK, Survey, hosts_of, survey
 from bbquic.transport.channel import Channel
 from bbquic.transport.identity import Peer, make_identity
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
 from bbquic.units import Bytes, Seconds
-from tiny_model import make_tiny_llama
-
-QUICK = SurveyOptions(profile=Seconds(60), look=Seconds(60), probe=Seconds(60), ask=Seconds(0.01))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """Where the tiny model's profile is: measured once for the tests that need one, whatever it says."""
-    folder = tmp_path_factory.mktemp("profiles")
-    asked = MeasureHeader("tiny", run_model(model).manifest.config, "float32", fresh=False)
-    Profiler(CPU, ProfileCache(folder), budget=Seconds(0.1)).measured(asked, Bytes(0), lambda: False)
-    return folder
 
 
 async def channels_of(cluster: Cluster, name: str = COMMAND) -> list[Channel]:

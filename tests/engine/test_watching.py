@@ -17,15 +17,9 @@ from bbquic.runtime.telemetry import JobStatistics
 from bbquic.runtime.watch import ClusterWatch, WatchOptions, watching
 from bbquic.transport.identity import Peer
 from bbquic.units import Seconds
-from tiny_model import make_tiny_llama
 
 PROMPTS = [{"prompt": f"the of {n} " * (1 + n % 5), "max_tokens": 24} for n in range(12)]
 QUICK = WatchOptions(Seconds(0.02), Seconds(5), Seconds(5), Seconds(0.02), Seconds(0.1))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

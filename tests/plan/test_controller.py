@@ -71,7 +71,7 @@ def noisy(measured: Measured, rng: random.Random, share: float = 0.1) -> Measure
 
 def settle(grouping: Grouping, measured: Measured, rows: int, most: int) -> int:
     """Looks until nothing changes for long; the number of changes."""
-    return sum(grouping.look(measured, rows, most).is_change for _ in range(LOOKS))
+    return sum(grouping.look(measured, rows, most) is not None for _ in range(LOOKS))
 
 
 @settings(max_examples=40)
@@ -102,7 +102,7 @@ def test_noise_of_a_tenth_changes_nothing_that_was_settled(
     steps = steps_by_count(measured, rows, most)
     before = steps[min(grouping.target, len(steps))]
     assume(before <= 1.0001 * min(steps.values()))  # else a gain below the threshold is still to be had
-    assert not any(grouping.look(noisy(measured, rng), rows, most).is_change for _ in range(200))
+    assert not any(grouping.look(noisy(measured, rng), rows, most) for _ in range(200))
 
 
 @settings(max_examples=40)
@@ -121,7 +121,7 @@ def test_a_step_in_the_links_rates_is_answered_within_twenty_looks_where_it_matt
     )
     steps = steps_by_count(slower, rows, 8)
     gain = math.log(steps[min(grouping.target, len(steps))] / min(steps.values()))
-    changes = sum(grouping.look(noisy(slower, rng, 0.01), rows, 8).is_change for _ in range(20))
+    changes = sum(grouping.look(noisy(slower, rng, 0.01), rows, 8) is not None for _ in range(20))
     if gain > 0.04 + 1.6 / 20:
         assert changes == 1
         assert steps[grouping.target] <= 1.05 * min(steps.values())
@@ -139,7 +139,7 @@ def test_a_fall_of_a_links_rate_and_its_rise_are_answered_by_other_numbers() -> 
         first = StageFigures("home", Line(), Line(0.05), Line(), Line(0, 8192), link)
         last = StageFigures("paris", Line(), Line(0.01), Line(), Line(0, 4))
         measured = Measured((first, last), Seconds(0.0))
-        assert sum(grouping.look(measured, 128, 8).is_change for _ in range(20)) <= 1
+        assert sum(grouping.look(measured, 128, 8) is not None for _ in range(20)) <= 1
         counts.append(grouping.target)
     assert counts == [1, 2, 2, 1]
 
@@ -149,7 +149,7 @@ def test_small_gains_are_acted_on_late_and_none_that_are_smaller_than_the_least(
     for rows_cost, looks in ((0.02, range(15, 30)), (0.005, range(150, 330)), (0.001, range(0))):
         stage = StageFigures("home", Line(), Line(0.001, rows_cost / 10), Line(), Line(0, 4))
         measured, grouping = Measured((stage,), Seconds(0.1)), Grouping(1)
-        changes = [look for look in range(2000) if grouping.look(measured, 10, 2).is_change]
+        changes = [look for look in range(2000) if grouping.look(measured, 10, 2) is not None]
         assert len(changes) == (1 if looks else 0)
         assert all(look in looks for look in changes)
 
@@ -162,24 +162,27 @@ def line_of(compute: Line, *, sent: float, rate: float, latency: float = 0.0) ->
 def test_reasons_have_the_figures() -> None:
     measured = line_of(Line(0.010, 0.001), sent=12_500, rate=2.5e6)
     grouping = Grouping(4)
-    words = grouping.look(measured, 16, 4).reason
+    words = grouping.state(measured, 16, 4)
     assert words == (
         "4 micro-batches, 80.0 ms a step: 4 x 20.0 ms of home's link of 20 Mbit/s, over a loop of 48.0 ms; "
         "3 would take 80.0 ms"
     ), "equal numbers are named, and nothing changes"
     fewer = [grouping.look(line_of(Line(0.1, 0.001), sent=125, rate=2.5e6), 16, 4) for _ in range(4)]
-    assert [one.is_change for one in fewer] == [False, False, False, True]
-    assert fewer[-1].reason == (
+    assert [one is not None for one in fewer] == [False, False, False, True]
+    assert fewer[-1] == (
         "2 micro-batches in place of 4, 216 ms a step in place of 416 ms: "
         "a loop of 216 ms, 2 x 108 ms of home's compute"
     )
-    assert list(grouping.reasons) == [fewer[-1].reason]
+    assert list(grouping.reasons) == [fewer[-1]]
 
 
 def test_nothing_changes_without_rows_or_stages() -> None:
     measured = line_of(Line(0.010, 0.001), sent=12_500, rate=2.5e6)
     for empty, rows in ((measured, 0), (Measured((), Seconds(0.0)), 5)):
-        assert Grouping(3).look(empty, rows, 8).count == 3
+        grouping = Grouping(3)
+        assert grouping.look(empty, rows, 8) is None
+        assert grouping.target == 3
+        assert grouping.state(empty, rows, 8) == "nothing measured yet"
 
 
 def test_a_hop_is_the_bottleneck_or_part_of_the_loop_or_neither() -> None:

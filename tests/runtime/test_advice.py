@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import JobShape
 from bbquic.plan.cost import MemoryOptions, held_memory
-from bbquic.runtime.advice import Advisor, tokens_left
+from bbquic.runtime.advice import Advisor, advising, differs, shown, tokens_left
 from bbquic.runtime.limits import COORDINATOR
 from bbquic.runtime.planning import Question
 from bbquic.runtime.telemetry import HopStatistics, JobStatistics
@@ -58,22 +59,47 @@ def running(one: Advisor, rate: float, *, pace: float = 1.0) -> JobStatistics:
 
 def test_a_job_that_runs_as_planned_is_let_alone() -> None:
     one = advisor()
-    assert not one.is_due(running(one, LINE))
-    assert not one.is_due(running(one, LINE * 1.2, pace=0.9))
+    for seen in (running(one, LINE), running(one, LINE * 1.2, pace=0.9)):
+        assert not differs(shown(seen), one.planned())
 
 
 def test_a_link_or_a_pace_that_is_otherwise_is_looked_at_but_not_at_the_very_beginning() -> None:
     one = advisor()
     for seen in (running(one, LINE / 2), running(one, LINE * 2), running(one, LINE, pace=0.6)):
-        assert one.is_due(seen)
-        assert not one.is_due(replace(seen, elapsed=Seconds(10.0)))
+        assert differs(shown(seen), one.planned())
+        assert not differs(shown(replace(seen, elapsed=Seconds(10.0))), one.planned())
+
+
+def test_what_was_searched_for_once_is_not_searched_for_again() -> None:
+    """The job may compute on the cores that a search takes."""
+    one = advisor()
+    looks = [running(one, LINE / 2)] * 3 + [running(one, LINE / 10)] * 3
+    told: list[str] = []
+
+    async def main() -> None:
+        left = iter(looks)
+        done = asyncio.Event()
+
+        def look() -> JobStatistics:
+            seen = next(left, None)
+            if seen is None:
+                done.set()
+            return seen or looks[-1]
+
+        task = asyncio.create_task(advising(one, look, told.append, interval=Seconds(0.0)))
+        await asyncio.wait_for(done.wait(), 60)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(main())
+    assert 1 <= len(told) <= 2  # at most once for each of the two rates
 
 
 def test_a_link_that_was_never_seen_full_says_nothing() -> None:
     one = advisor()
     seen = running(one, LINE / 100)
     hops = tuple(replace(hop, rate_is_lower_bound=True) for hop in seen.hops)
-    assert not one.is_due(replace(seen, hops=hops))
+    assert not differs(shown(replace(seen, hops=hops)), one.planned())
     assert one.measured_cluster(replace(seen, hops=hops)) == one.question.cluster
 
 

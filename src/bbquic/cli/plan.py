@@ -15,7 +15,7 @@ from bbquic.cli.cluster import joined
 from bbquic.cli.draw_plan import Alternative, plan_document, plan_lines
 from bbquic.cli.generate import DEFAULT_MODEL, open_model, planning_options
 from bbquic.cli.render import print_note
-from bbquic.errors import BBQuicError, ConfigError
+from bbquic.errors import BBQuicError, ConfigError, JobError
 from bbquic.plan.cluster import Cluster, JobShape
 from bbquic.plan.whatif import with_link_rate, with_node, without
 from bbquic.runtime.cluster import ClusterDeadlines, describe_all, dialled
@@ -82,9 +82,11 @@ def plan(
 
 def _shape(path: Path, model: RunModel, max_tokens: int) -> JobShape:
     directory = model.directory
-    return job_shape(
-        JobFile(path, Defaults(max_tokens=max_tokens)), directory.tokenizer, directory.context_length
-    )
+    job = JobFile(path, Defaults(max_tokens=max_tokens))
+    shape = job_shape(job, directory.tokenizer, directory.context_length)
+    if shape is None:
+        raise JobError(f"{path} has no line that can be answered, of those looked at")
+    return shape
 
 
 async def _ask(

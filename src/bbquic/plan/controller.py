@@ -44,17 +44,15 @@ class StageFigures:
     sent: Line
     rate: BytesPerSecond | None = None
 
-    def resources(self, tokens: float) -> tuple[tuple[str, float], ...]:
-        """Each resource in words, and the seconds that a pack keeps it."""
-        lanes = (
-            (f"{self.name}'s inbound lane", self.inbound(tokens)),
-            (f"{self.name}'s compute", self.compute(tokens)),
-            (f"{self.name}'s outbound lane", self.outbound(tokens)),
-        )
-        if not self.rate:
-            return lanes
-        link = f"{self.name}'s link of {self.rate * 8 / 1e6:.0f} Mbit/s"
-        return (*lanes, (link, self.sent(tokens) / self.rate))
+    def times(self, tokens: float) -> tuple[float, ...]:
+        """Seconds that a pack keeps each resource: lanes, and the link where its rate is believed."""
+        lanes = self.inbound(tokens), self.compute(tokens), self.outbound(tokens)
+        return (*lanes, self.sent(tokens) / self.rate) if self.rate else lanes
+
+    def names(self) -> tuple[str, ...]:
+        """The same resources in words."""
+        link = f"link of {(self.rate or 0.0) * 8 / 1e6:.0f} Mbit/s"
+        return tuple(f"{self.name}'s {one}" for one in ("inbound lane", "compute", "outbound lane", link))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +64,31 @@ class Measured:
 
     def bottleneck(self, tokens: float) -> tuple[str, Seconds]:
         """The resource that a pack keeps longest, and how long."""
-        found = [one for stage in self.stages for one in stage.resources(tokens)]
-        name, seconds = max(found, key=lambda one: one[1])
-        return name, Seconds(seconds)
+        found = [
+            one for stage in self.stages for one in zip(stage.names(), stage.times(tokens), strict=False)
+        ]
+        name, longest = max(found, key=lambda one: one[1])
+        return name, Seconds(longest)
+
+    def times(self, tokens: float) -> list[float]:
+        """Seconds that a pack keeps each resource of the pipeline."""
+        return [took for stage in self.stages for took in stage.times(tokens)]
 
     def cycle(self, tokens: float) -> Seconds:
-        return self.bottleneck(tokens)[1]
+        return Seconds(max(self.times(tokens)))
 
     def loop(self, tokens: float) -> Seconds:
-        passes = sum(seconds for stage in self.stages for _, seconds in stage.resources(tokens))
-        return Seconds(passes + self.latency)
+        return Seconds(sum(self.times(tokens)) + self.latency)
 
     def step(self, rows: int, count: int) -> Seconds:
         """`rows` sequences in `count` equal micro-batches: max(M · cycle(R / M), loop(R / M))."""
-        each = rows / count
-        return Seconds(max(count * self.cycle(each), self.loop(each)))
+        times = self.times(rows / count)
+        return Seconds(max(count * max(times), sum(times) + self.latency))
 
 
 def steps_by_count(measured: Measured, rows: int, most: int) -> dict[int, Seconds]:
     """The step for each number of micro-batches that is possible; none has no rows."""
     return {count: measured.step(rows, count) for count in range(1, min(most, max(rows, 1)) + 1)}
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """How many micro-batches there are to be, whether that is news, and why."""
-
-    count: int
-    is_change: bool
-    reason: str
 
 
 @dataclass(slots=True)
@@ -119,7 +113,7 @@ def _tests() -> tuple[Evidence, ...]:
 
 @dataclass(slots=True)
 class Grouping:
-    """How many micro-batches a job's rows should be in: asked about once a step.
+    """How many micro-batches a job's rows should be in, `target`: looked at about once a step.
 
     What was decided is compared from then on, whether or not it could be carried out yet.
     """
@@ -128,10 +122,13 @@ class Grouping:
     reasons: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
     _evidence: tuple[Evidence, ...] = field(default_factory=_tests)
 
-    def look(self, measured: Measured, rows: int, most: int) -> Decision:
-        """`rows` live sequences, in `most` micro-batches at most. Without rows nothing changes."""
+    def look(self, measured: Measured, rows: int, most: int) -> str | None:
+        """`rows` live sequences, in `most` micro-batches at most; the reason where that changes `target`.
+
+        Without rows nothing changes.
+        """
         if rows < 1 or not measured.stages:
-            return Decision(self.target, False, "nothing measured yet")
+            return None
         steps = steps_by_count(measured, rows, most)
         present = min(self.target, len(steps))
         now = steps[present]
@@ -142,14 +139,21 @@ class Grouping:
             if any(found) and step < now:
                 proven.append(count)
         if not proven:
-            return Decision(self.target, False, _words(measured, rows, present, steps))
+            return None
         best = min(proven, key=lambda count: steps[count])
         change = f"{_counted(best)} in place of {present}, {seconds(steps[best])} a step in place of "
         reason = f"{change}{seconds(now)}: {_limit(measured, rows, best)}"
         self.target = best
         self._evidence = _tests()
         self.reasons.append(reason)
-        return Decision(best, True, reason)
+        return reason
+
+    def state(self, measured: Measured, rows: int, most: int) -> str:
+        """How it is now, in words with figures, and what the best other number would be."""
+        if rows < 1 or not measured.stages:
+            return "nothing measured yet"
+        steps = steps_by_count(measured, rows, most)
+        return _words(measured, rows, min(self.target, len(steps)), steps)
 
 
 def _words(measured: Measured, rows: int, present: int, steps: dict[int, Seconds]) -> str:
@@ -187,8 +191,7 @@ def seconds(value: float) -> str:
 def hop_roles(measured: Measured, rows: int, count: int) -> tuple[str, ...]:
     """For the link behind each stage but the last: what its compression is good for, with figures."""
     each = rows / count
-    _, cycle = measured.bottleneck(each)
-    loop = measured.loop(each)
+    cycle, loop = measured.cycle(each), measured.loop(each)
     is_full = count * cycle > loop
     return tuple(_role(stage, each, cycle, loop, is_full) for stage in measured.stages[:-1])
 

@@ -65,14 +65,20 @@ class Explanation:
 
 
 def explain(
-    cluster: Cluster, model: ModelSizes, job: JobShape, plan: Plan, options: SearchOptions | None = None
+    cluster: Cluster,
+    model: ModelSizes,
+    job: JobShape,
+    plan: Plan,
+    options: SearchOptions | None = None,
+    best: Plan | None = None,
 ) -> Explanation:
     """Of a plan that `search` or `search_job` made of the same cluster, model, job and options.
 
-    Changes and nodes are weighed by the steady pace, against the plan that is best by it.
+    Changes and nodes are weighed by the steady pace, against the plan that is best by it: `search`'s, `best`
+    where that is known.
     """
     options = options or SearchOptions()
-    best = search(cluster, model, job, options)
+    best = best or search(cluster, model, job, options)
     case = _Case(cluster, model, job, best, options)
     left = [
         _for_the_whole_job(name, best, plan) if name in best.layout.nodes else case.left_out(name)

@@ -32,14 +32,19 @@ class _Finalist:
 
 
 def search_job(
-    cluster: Cluster, model: ModelSizes, job: JobShape, options: SearchOptions | None = None
+    cluster: Cluster,
+    model: ModelSizes,
+    job: JobShape,
+    options: SearchOptions | None = None,
+    best: Plan | None = None,
 ) -> Plan:
     """The plan under which the job as a whole ends first, as far as simulation tells.
 
-    It begins with `search`, and leaves its plan only for one that saves GAIN of the job. Raises: as `search`.
+    It begins with what `search` finds (`best`, where that is known) and leaves it only for one that saves
+    GAIN of the job. Raises: as `search`.
     """
     options = options or SearchOptions()
-    best = search(cluster, model, job, options)
+    best = best or search(cluster, model, job, options)
     others = _finalists(cluster, model, job, options, best)
     if not others:
         return best

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -20,8 +19,10 @@ from bbquic.plan.cost import MemoryOptions, StageMemory, stage_memory, steady_ti
 from bbquic.plan.impossible import refusal
 from bbquic.plan.instance import FIRST, LAST, Assignment, Instance, Objective, evaluate, place_of
 from bbquic.plan.partition import best_partition
+from bbquic.plan.partition import solve as partition
 from bbquic.plan.paths import best_path
 from bbquic.plan.predict import Prediction, dollars_per_million, layout_memory, predict
+from bbquic.plan.terms import levels, sums
 
 TIE = 0.001  # times that differ by less are equal; then fewer nodes, a smaller B and M, the command's process
 EXACT_NODES = 8  # up to here every setting that may be best is solved
@@ -244,20 +245,21 @@ class _Problem:
         Where the loop is the limit, many are as good; but packs that come in bunches wait less where the
         busiest has time to spare.
         """
-        instance, order = self.instance(best.setting), best.assignment.order
-        limit = best.assignment.value * (1 + TIE)
+        order, limit = best.assignment.order, best.assignment.value * (1 + TIE)
+        part = self.instance(best.setting).permuted(list(order))
         chosen = best.assignment
-        levels = _levels(instance, order, chosen.cycle)
-        low, high = 0, len(levels) - 1
-        while low <= high:
+        bottlenecks = levels(part)
+        low, high = 0, int(np.searchsorted(bottlenecks, chosen.cycle))
+        while low < high:
             middle = (low + high) // 2
-            solved = best_partition(_capped(instance, levels[middle]), Objective.SUM, order)
-            if solved is not None and solved.value <= limit and len(solved.order) == len(order):
-                chosen = evaluate(instance, Objective.CIRCULATING, solved.order, solved.blocks)
-                high = middle - 1
+            found = partition(sums(part, float(bottlenecks[middle])))
+            places, blocks = found.trace() if found is not None and found.value <= limit else ((), ())
+            if len(places) == len(order):
+                chosen = evaluate(part, Objective.CIRCULATING, places, blocks)
+                high = middle
             else:
                 low = middle + 1
-        return chosen
+        return replace(chosen, order=order)
 
     def _solve_with(self, instance: Instance, nodes: tuple[int, ...], bound: float) -> Assignment | None:
         """Of these nodes alone, something below the bound; beyond EXACT_NODES in this order alone."""
@@ -275,26 +277,6 @@ def _along(instance: Instance, order: Sequence[int]) -> Assignment | None:
     """The best along this order, where nodes may be skipped."""
     solved = best_partition(instance, Objective.CIRCULATING, order)
     return None if solved is None or solved.value == float("inf") else solved
-
-
-def _levels(instance: Instance, order: Sequence[int], most: float) -> list[float]:
-    """What resources along an order may be busy for, up to `most`."""
-    stages = instance.busy[list(order)]
-    hops = [instance.hop_busy[:, a, b] for a, b in pairwise(order)]
-    values = np.unique(np.concatenate([stages.ravel(), *hops]))
-    return [float(value) for value in values if value <= most]
-
-
-def _capped(instance: Instance, most: float) -> Instance:
-    """The same without all that keeps a resource busy for longer."""
-    stages, hops = instance.busy <= most, instance.hop_busy <= most
-    return replace(
-        instance,
-        busy=np.where(stages, instance.busy, np.inf),
-        passes=np.where(stages, instance.passes, np.inf),
-        hop_busy=np.where(hops, instance.hop_busy, np.inf),
-        hop_passes=np.where(hops, instance.hop_passes, np.inf),
-    )
 
 
 def _renumbered(solved: Assignment | None, nodes: Sequence[int]) -> Assignment | None:

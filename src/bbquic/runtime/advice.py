@@ -26,6 +26,10 @@ SETTLED = Seconds(60.0)  # of a job: before, its pace is not the steady one
 DISK = BytesPerSecond(500e6)  # of a node whose loading was not seen
 
 
+PACE = ("", "")  # beside pairs of names
+Figures = Mapping[tuple[str, str], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Advisor:
     """One job's. `loading` is how fast each node loaded its weights, in bytes a second."""
@@ -43,16 +47,10 @@ class Advisor:
                 links[pair] = LinkProfile(rate, known.delay, known.loss)
         return Cluster(self.question.cluster.nodes, links)
 
-    def is_due(self, seen: JobStatistics) -> bool:
-        """Whether a link or the pace is otherwise than planned, once the first prompts are behind it."""
-        if seen.elapsed < SETTLED:
-            return False
-        planned = self.question.cluster.links
-        for pair, rate in _believed(seen).items():
-            if pair in planned and _differ(rate, planned[pair].rate):
-                return True
-        pace = seen.decode_tokens_per_second
-        return bool(pace) and _differ(float(pace or 0.0), self.plan.prediction.tokens_per_second)
+    def planned(self) -> Figures:
+        """What the plan rests on: rates of links, and the pace in tokens a second."""
+        links = {pair: float(link.rate) for pair, link in self.question.cluster.links.items()}
+        return {**links, PACE: self.plan.prediction.tokens_per_second}
 
     def advise(self, seen: JobStatistics, tokens_left: float) -> Relayout | None:
         """What a search finds now; None where it is the same layout. Takes as long as a search."""
@@ -102,15 +100,37 @@ async def advising(
     *,
     interval: Seconds = LOOK,
 ) -> None:
-    """Look every `interval` seconds, until cancelled; `tell` hears what another layout would bring."""
+    """Look every `interval` seconds, until cancelled; `tell` hears what another layout would bring.
+
+    A search takes from the cores that the job may compute on, so there is one only where something differs
+    from what the plan, or the search before, went by.
+    """
+    known = advisor.planned()
     while True:
         await asyncio.sleep(interval)
         seen = look()
-        if not advisor.is_due(seen):
+        now = shown(seen)
+        if not differs(now, known):
             continue
+        known = {**known, **now}
         found = await asyncio.to_thread(advisor.advise, seen, tokens_left(seen, advisor.question.job.output))
         if found is not None:
             tell(found.reason)
+
+
+def shown(seen: JobStatistics) -> Figures:
+    """What a job shows of what a plan rests on: nothing before its first prompts are behind it."""
+    if seen.elapsed < SETTLED:
+        return {}
+    rates = {pair: float(rate) for pair, rate in _believed(seen).items()}
+    pace = seen.decode_tokens_per_second
+    return {**rates, PACE: pace} if pace else rates
+
+
+def differs(now: Figures, known: Figures) -> bool:
+    """Whether a figure is DIFFERS times more or less than it was."""
+    both = [(now[key], known[key]) for key in now if key in known]
+    return any(not old / DIFFERS <= new <= old * DIFFERS for new, old in both)
 
 
 def tokens_left(seen: JobStatistics, output: float) -> float:
@@ -132,10 +152,6 @@ def _believed(seen: JobStatistics) -> dict[tuple[str, str], BytesPerSecond]:
 
 def _planned(name: str) -> str:
     return COMMAND if name == COORDINATOR else name
-
-
-def _differ(a: float, b: float) -> bool:
-    return not b / DIFFERS <= a <= b * DIFFERS
 
 
 def _same(a: Layout, b: Layout) -> bool:

@@ -191,9 +191,10 @@ async def generate(
     shape = USUAL_JOB
     if options.planning is not None:
         before = None if output == "-" else Path(output)
-        shape = await asyncio.to_thread(
+        known = await asyncio.to_thread(
             lambda: job_shape(job, directory.tokenizer, directory.context_length, answers=before)
         )
+        shape = known or USUAL_JOB
     async with deployed(endpoint, nodes, model, options, report, shape) as ready:
         links, plan = ready.links, ready.plan
         answers = open_answers(output, model=model.label(plan.dtype))

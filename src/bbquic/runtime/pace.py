@@ -56,8 +56,8 @@ class MeasuredPace:
         self._grouping = Grouping(self._present)
         self._packs = 0  # that came back
         self._look_at = 0  # of them: about once a step
-        self._rows = 0
-        self._state: tuple[str, ...] = ()
+        self._rows = 0  # at the last look, and the most micro-batches then
+        self._allowed = 1
 
     def window(self) -> int:
         costs, size = self._costs, self._costs.typical
@@ -72,17 +72,19 @@ class MeasuredPace:
 
     def micro_batches(self, rows: Items[int], most: int) -> int:
         self._present = len(rows)
-        measured = self._costs.measured()
-        if measured is not None and self._packs >= self._look_at:
+        if self._packs >= self._look_at and (measured := self._costs.measured()) is not None:
             self._look_at = self._packs + len(rows)
-            self._rows = sum(rows)
-            self._state = (self._grouping.look(measured, self._rows, most).reason,)
+            self._rows, self._allowed = sum(rows), most
+            self._grouping.look(measured, self._rows, most)
         return self._grouping.target
 
     def decisions(self) -> tuple[str, ...]:
         measured = self._costs.measured()
-        roles = () if measured is None or not self._rows else hop_roles(measured, self._rows, self._present)
-        return (*roles, *self._grouping.reasons, *self._state)
+        if measured is None or not self._rows:
+            return ()
+        roles = hop_roles(measured, self._rows, self._present)
+        state = self._grouping.state(measured, self._rows, self._allowed)
+        return (*roles, *self._grouping.reasons, state)
 
     def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None:
         self._packs += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
@@ -14,7 +15,7 @@ from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cluster import COMMAND, Cluster, JobShape, ModelSizes
 from bbquic.plan.explain import Explanation, explain, limit_sentence
 from bbquic.plan.finalists import search_job
-from bbquic.plan.search import Plan
+from bbquic.plan.search import Plan, search
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, choose_dtype
 from bbquic.runtime.protocol import DescriptionHeader
@@ -40,7 +41,7 @@ class PlanningOptions:
     survey: SurveyOptions = field(default_factory=SurveyOptions)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """Everything a search is asked with; `notes` say what of the cluster is not known, or not for sure."""
 
@@ -53,10 +54,14 @@ class Question:
 
     def answer(self) -> Plan:
         """Takes seconds where there are many nodes. Raises: PlanImpossible, ConfigError."""
-        return search_job(self.cluster, self.model, self.job, self.options)
+        return search_job(self.cluster, self.model, self.job, self.options, self._best_pace)
 
     def explain(self, plan: Plan) -> Explanation:
-        return explain(self.cluster, self.model, self.job, plan, self.options)
+        return explain(self.cluster, self.model, self.job, plan, self.options, self._best_pace)
+
+    @cached_property
+    def _best_pace(self) -> Plan:
+        return search(self.cluster, self.model, self.job, self.options)
 
 
 async def ask(

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import msgspec
 
-from bbquic.errors import JobError, RecordError
+from bbquic.errors import RecordError
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
@@ -63,16 +63,16 @@ def job_shape(
     *,
     answers: Path | None = None,
     sample: int = SAMPLE,
-) -> JobShape:
+) -> JobShape | None:
     """What is still to be done of a job, by some of its lines, evenly spread.
 
     An answer counts as long as its limit, until `answers`, of a run that is resumed, shows how long they are.
-    Raises: JobError where the prompts cannot be read, or no line of those looked at can be answered.
+    None where no line of those looked at can be answered. Raises: JobError where the prompts cannot be read.
     """
     lines = job.count()
     lengths = list(_lengths(job.sample(sample), tokenizer, context_length))
     if not lengths:
-        raise JobError(f"{job.path} has no line that can be answered, of {min(lines, sample)} looked at")
+        return None
     done, generated = _answered(answers)
     limits = [limit for _, limit in lengths]
     longest = max(limits)
