@@ -89,13 +89,14 @@ def layout_of(count: int, ways: tuple[Way, ...]) -> Layout:
 
 
 class LiveDecider:
-    """The controller's Grouping and each hop's CodecSwitch as a job runs them, over fits of what packs took, with
-    noise on every figure. Rates are means over the newest messages, so they lag.
+    """The controller's Grouping and each hop's CodecSwitch as a job runs them, over fits of what packs took,
+    with noise on every figure. Rates are means over the newest messages, so they lag.
     Distance is what a job sees of it: its stages tell how long packs waited in them.
 
     A hop's messages count as overlapped where it is the bottleneck of a full pipeline: there its slowest part
     is what it takes; elsewhere all its parts are in the loop. A sender at work knows less: it takes them for
-    overlapped while other packs are in its stage's lanes (`runtime.hop`). What that costs, emulated links show.
+    overlapped while other packs are in its stage's lanes (`runtime.hop`); what that costs, emulated links
+    show.
     """
 
     def __init__(self, cluster: Cluster, ways: tuple[Way, ...], start: int, seed: int = 0) -> None:
