@@ -53,9 +53,8 @@ class _Program:
         self._shifts = _shifts(terms.stage[:, MIDDLE])
         shape = (nodes, self._firsts, self._counts)
         self._states = np.full((*shape, blocks + 1), INFINITE)
-        self._closed = np.full(
-            shape, INFINITE
-        )  # solutions by last stage; counts are those of the state before
+        # solutions by last stage; counts are those of the state before
+        self._closed = np.full(shape, INFINITE)
 
     def place(self, node: int) -> None:
         """All states whose last stage is `node`, and all solutions that end with it."""

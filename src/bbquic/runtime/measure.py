@@ -43,9 +43,8 @@ DECODE = ((4, 64), (16, 64), (32, 64), (64, 112), (32, 240), (16, 480))  # rows 
 CHUNKS = ((0, 64), (0, 256), (256, 128))  # of prompts: what came before, and tokens
 COPIED = 2 << 20  # bytes of the tensor that is copied to a GPU and back
 OVERHEAD_ROWS = 16
-HANDING = Seconds(
-    150e-6
-)  # a pack between loop and threads, there and back; what no thread can measure of itself
+# A pack between loop and threads, there and back; assumed, for no thread can measure it of itself.
+HANDING = Seconds(150e-6)
 HUGE_BLOCKS = 1024  # more than a model has
 
 NOTHING = Bytes(0)

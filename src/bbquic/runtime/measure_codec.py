@@ -15,9 +15,8 @@ from bbquic.runtime.hop import CODECS
 from bbquic.runtime.stopwatch import Stopwatch
 
 ROWS = 64  # of the message that is timed
-CHANNEL_SPREAD = (
-    0.5  # of the logarithm of channels' magnitudes: exponents then carry 2.7 bits, as a model's do
-)
+# Of the logarithm of channels' magnitudes: exponents then carry 2.7 bits, as a model's do.
+CHANNEL_SPREAD = 0.5
 
 # Sizes belong to activations, not to a machine: those of docs/compression.md.
 RATIOS: Mapping[str, Mapping[Way, float]] = {
