@@ -121,7 +121,7 @@ class Nodes:
         ) as ready:
             links, plan = ready.links, ready.plan
             scheduler = Scheduler(
-                SchedulerOptions(plan.micro_batches, layout.batch, plan.cells, depth=plan.depth)
+                SchedulerOptions(plan.micro_batches, layout.batch, plan.tiers, depth=plan.depth)
             )
             tokenizer = self._model.directory.tokenizer
             coordinator = Coordinator(

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bbquic.errors import BBQuicError, StageFailed
-from bbquic.kv.ranges import CELL_ALIGNMENT
+from bbquic.kv.ranges import CELL_ALIGNMENT, Tiers
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
@@ -197,7 +197,7 @@ def make_workers(model: ModelDirectory, stages: int, cells: int, device: torch.d
         loaded = StageModel(model.spec, model.config, tensors, blocks=blocks, embeds=embeds, heads=heads)
         arena = Arena(
             blocks=blocks,
-            cells=cells,
+            tiers=Tiers((cells,)),
             kv_heads=loaded.kv_heads,
             head_dim=loaded.head_dim,
             dtype=torch.float32,

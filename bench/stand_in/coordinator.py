@@ -65,7 +65,7 @@ def scheduler_of(cell: Cell, plan: PlanHeader) -> Scheduler:
         micro_batches=plan.micro_batches,
         start=None if cell.most is None else cell.micro_batches,
         slots=cell.batch,
-        cells=plan.cells,
+        tiers=plan.tiers,
         prefill_tokens=cell.batch,
         look_ahead=cell.batch + 1,  # all are seated at once
         depth=plan.depth,
@@ -98,7 +98,7 @@ def plans_of(cell: Cell, hosts: Sequence[str]) -> list[PlanHeader]:
             model=stand_in.manifest().model,
             dtype=cell.dtype,
             stages=tuple(stages),
-            cells=(1 if cell.most is None else 2) * need * rows * most + CELL_ALIGNMENT,
+            tiers=((1 if cell.most is None else 2) * need * rows * most + CELL_ALIGNMENT,),
             micro_batches=most,
             depth=DEPTH,
             manifest=stand_in.manifest(),

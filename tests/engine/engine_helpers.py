@@ -181,7 +181,7 @@ async def serve(
         options = SchedulerOptions(
             plan.micro_batches,
             how.layout.batch,
-            plan.cells,
+            plan.tiers,
             how.prefill_tokens,
             depth=plan.depth,
             start=start,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbquic.kv.attention import PackedAttention, RowSpan, packed_attention
-from bbquic.kv.ranges import SlotCopy, SlotRange
+from bbquic.kv.ranges import SlotCopy, SlotRange, Tiers
 from bbquic.kv.slab import Arena, bytes_per_cell
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
@@ -19,7 +19,12 @@ CPU = torch.device("cpu")
 
 def make_arena(cells: int) -> Arena:
     return Arena(
-        blocks=range(3, 5), cells=cells, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32, device=CPU
+        blocks=range(3, 5),
+        tiers=Tiers((cells,)),
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        dtype=torch.float32,
+        device=CPU,
     )
 
 
@@ -47,8 +52,8 @@ class Alone:
 @given(data=st.data(), slots=st.integers(1, 5), seed=st.integers(0, 2**31))
 def test_packed_rows_attend_as_each_sequence_alone(data: st.DataObject, slots: int, seed: int) -> None:
     capacity = 32
-    where = SlotRange(offset=16, slots=slots, capacity=capacity)
-    arena, alone = make_arena(where.stop), Alone()
+    where = SlotRange.of(16, slots, capacity)
+    arena, alone = make_arena(where.span(0).stop), Alone()
     generator = torch.Generator().manual_seed(seed)
     lengths = [0] * slots
     for _ in range(4):
@@ -75,11 +80,11 @@ def test_packed_rows_attend_as_each_sequence_alone(data: st.DataObject, slots: i
 
 def test_blocks_and_ranges_do_not_share_cells() -> None:
     arena = make_arena(64)
-    keys, _ = arena.view(3, SlotRange(0, 2, 16))
+    keys, _ = arena.view(3, SlotRange.of(0, 2, 16))
     keys.fill_(1.0)
-    assert arena.view(4, SlotRange(0, 2, 16))[0].count_nonzero() == 0
-    assert arena.view(3, SlotRange(32, 2, 16))[0].count_nonzero() == 0
-    assert arena.view(3, SlotRange(0, 1, 32))[0].count_nonzero() == 32 * KV_HEADS * HEAD_DIM
+    assert arena.view(4, SlotRange.of(0, 2, 16))[0].count_nonzero() == 0
+    assert arena.view(3, SlotRange.of(32, 2, 16))[0].count_nonzero() == 0
+    assert arena.view(3, SlotRange.of(0, 1, 32))[0].count_nonzero() == 32 * KV_HEADS * HEAD_DIM
 
 
 def test_an_arena_weighs_what_its_cells_weigh() -> None:
@@ -92,25 +97,25 @@ def test_an_arena_weighs_what_its_cells_weigh() -> None:
 )
 def test_a_row_outside_its_slot_is_refused(row: RowSpan) -> None:
     with pytest.raises(ValueError, match="RowSpan"):
-        PackedAttention([row], SlotRange(0, 2, 16), make_arena(64), device=CPU)
+        PackedAttention([row], SlotRange.of(0, 2, 16), make_arena(64), device=CPU)
 
 
 def test_a_range_behind_the_arena_is_refused() -> None:
     with pytest.raises(ValueError, match="cells"):
-        make_arena(64).view(3, SlotRange(48, 2, 16))
+        make_arena(64).view(3, SlotRange.of(48, 2, 16))
 
 
 @pytest.mark.parametrize("asked", [{"sliding_window": 8}, {"softcap": 30.0}])
 def test_attention_of_another_kind_is_refused_rather_than_ignored(asked: dict[str, float]) -> None:
     tensor = torch.zeros(1, 1, 1, 4)
-    rows = PackedAttention([RowSpan(0, 0, 1)], SlotRange(0, 1, 16), make_arena(16), device=CPU)
+    rows = PackedAttention([RowSpan(0, 0, 1)], SlotRange.of(0, 1, 16), make_arena(16), device=CPU)
     with pytest.raises(ValueError, match=next(iter(asked))):
         packed_attention(torch.nn.Identity(), tensor, tensor, tensor, None, rows=rows, **asked)
 
 
 def test_a_copied_slot_is_the_slot_in_every_block_and_nothing_else_changes() -> None:
-    source, target = SlotRange(16, 3, 20), SlotRange(80, 2, 48)
-    arena = make_arena(target.stop)
+    source, target = SlotRange.of(16, 3, 20), SlotRange.of(80, 2, 48)
+    arena = make_arena(target.span(0).stop)
     generator = torch.Generator().manual_seed(1)
     for block in arena.blocks:
         for where in (source, target):
@@ -123,19 +128,19 @@ def test_a_copied_slot_is_the_slot_in_every_block_and_nothing_else_changes() -> 
             assert torch.equal(now[1, :, :17], origin[2, :, :17])
             assert torch.equal(now[1, :, 17:], old[1, :, 17:])
             assert torch.equal(now[0], old[0])
-    with pytest.raises(ValueError, match="ends behind the arena"):
-        arena.copy(SlotCopy(source, 0, SlotRange(80, 3, 48), 0, 1))
+    with pytest.raises(ValueError, match="not within the arena"):
+        arena.copy(SlotCopy(source, 0, SlotRange.of(80, 3, 48), 0, 1))
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param((SlotRange(0, 2, 16), 2, SlotRange(32, 2, 16), 0, 1), id="no such source"),
-        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 16), 2, 1), id="no such target"),
-        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 8), 0, 9), id="longer than the target"),
-        pytest.param((SlotRange(0, 2, 16), 0, SlotRange(32, 2, 16), 0, 0), id="nothing"),
-        pytest.param((SlotRange(0, 2, 16), 1, SlotRange(16, 2, 16), 0, 1), id="to where it is"),
-        pytest.param((SlotRange(0, 2, 16), 1, SlotRange(24, 2, 16), 0, 1), id="slots that overlap"),
+        pytest.param((SlotRange.of(0, 2, 16), 2, SlotRange.of(32, 2, 16), 0, 1), id="no such source"),
+        pytest.param((SlotRange.of(0, 2, 16), 0, SlotRange.of(32, 2, 16), 2, 1), id="no such target"),
+        pytest.param((SlotRange.of(0, 2, 16), 0, SlotRange.of(32, 2, 8), 0, 9), id="longer than the target"),
+        pytest.param((SlotRange.of(0, 2, 16), 0, SlotRange.of(32, 2, 16), 0, 0), id="nothing"),
+        pytest.param((SlotRange.of(0, 2, 16), 1, SlotRange.of(16, 2, 16), 0, 1), id="to where it is"),
+        pytest.param((SlotRange.of(0, 2, 16), 1, SlotRange.of(24, 2, 16), 0, 1), id="slots that overlap"),
     ],
 )
 def test_a_copy_that_is_none_cannot_be_made(wrong: tuple[SlotRange, int, SlotRange, int, int]) -> None:

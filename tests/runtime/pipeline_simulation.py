@@ -14,6 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 
+from bbquic.kv.ranges import Tiers
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import PackHeader
@@ -65,8 +66,9 @@ def alone(line: int, prompt: int, max_tokens: int) -> list[int]:
 
 
 def header(pack: Pack, epoch: int = 0) -> PackHeader:
-    where = (pack.range.offset, pack.range.slots, pack.range.capacity)
-    return PackHeader(JOB, epoch, pack.micro_batch, pack.step, where, pack.rows, moves=pack.moves)
+    return PackHeader(
+        JOB, epoch, pack.micro_batch, pack.step, pack.range.numbers, pack.rows, moves=pack.moves
+    )
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ class SimulatedStage:
 
     def __init__(self, options: SchedulerOptions, known: dict[int, list[int]]) -> None:
         self.ledger: Ledger[Trip] = Ledger(
-            cells=options.cells, micro_batches=options.micro_batches, depth=options.depth
+            tiers=options.tiers, micro_batches=options.micro_batches, depth=options.depth
         )
         self.busy_until = 0.0
         self.copied = self.renamed = 0
-        self._cells: list[tuple[int, int] | None] = [None] * options.cells
+        self._cells: list[tuple[int, int] | None] = [None] * sum(options.tiers)
         self._known = known
 
     def compute(self, due: Due[Trip]) -> list[int]:
@@ -106,7 +108,7 @@ class SimulatedStage:
             self.renamed += copy is None
         assert not copies
         for row in pack.rows:
-            first = pack.range.offset + row.slot * pack.range.capacity
+            first = pack.range.cells(row.slot).start
             new = pack.tokens[place : place + row.count]
             place += row.count
             start, stop = first + row.first, first + row.first + row.count
@@ -227,7 +229,7 @@ class Pipeline:
         assert max(packs.values()) <= self.options.depth
         assert self.scheduler.live <= self.options.slots
         assert 1 <= self.scheduler.micro_batches <= self.options.micro_batches
-        assert pack.range.stop <= self.options.cells
+        assert Tiers(self.options.tiers).hold(pack.range)
         assert not any(
             one.range.overlaps(pack.range) for one in flying if one.micro_batch != pack.micro_batch
         )

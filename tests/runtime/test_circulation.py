@@ -20,7 +20,7 @@ def any_options(draw: st.DrawFn) -> SchedulerOptions:
     return SchedulerOptions(
         micro_batches=micro_batches,
         slots=micro_batches + draw(st.integers(0, 8)),
-        cells=CELL_ALIGNMENT * draw(st.integers(7, 60)),
+        tiers=(CELL_ALIGNMENT * draw(st.integers(7, 60)),),
         prefill_tokens=draw(st.integers(1, 64)),
         look_ahead=draw(st.integers(1, 12)),
         depth=draw(st.integers(1, 5)),
@@ -34,7 +34,7 @@ any_jobs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=
 @settings(max_examples=100)
 @example(  # the last micro-batch that is asked is to retire, and is the only one with room
     options=SchedulerOptions(
-        micro_batches=2, slots=2, cells=112, prefill_tokens=33, look_ahead=1, depth=1, start=1
+        micro_batches=2, slots=2, tiers=(112,), prefill_tokens=33, look_ahead=1, depth=1, start=1
     ),
     jobs=[(20, 29)],
     seed=0,
@@ -73,7 +73,7 @@ def test_every_sequence_is_answered_once_as_if_it_were_alone(
 @pytest.mark.parametrize("seed", range(5))
 def test_packs_are_in_flight_moved_and_dropped_in_these_jobs(seed: int) -> None:
     """What the property speaks of does happen."""
-    options = SchedulerOptions(micro_batches=3, slots=12, cells=12 * 128, prefill_tokens=8, depth=4)
+    options = SchedulerOptions(micro_batches=3, slots=12, tiers=(12 * 128,), prefill_tokens=8, depth=4)
     rng = random.Random(seed)
     scheduler = Scheduler(options, RandomPace(rng, options))
     jobs = [(1 + 7 * line % 50, 30) for line in range(24)]
@@ -86,7 +86,7 @@ def test_packs_are_in_flight_moved_and_dropped_in_these_jobs(seed: int) -> None:
 
 def test_by_measurements_a_full_pipeline_joins_the_micro_batches_of_its_tail() -> None:
     """A pack costs much by itself and distance little: fewer, fuller packs are the shorter step."""
-    options = SchedulerOptions(micro_batches=6, slots=24, cells=24 * 128)
+    options = SchedulerOptions(micro_batches=6, slots=24, tiers=(24 * 128,))
     scheduler = Scheduler(options)
     jobs = [(20 + line, 10 + 3 * line) for line in range(24)]
     Pipeline(scheduler, options, jobs, random.Random(1), price=(1.0, 0.01), delay=0.01).run()
@@ -94,7 +94,7 @@ def test_by_measurements_a_full_pipeline_joins_the_micro_batches_of_its_tail() -
 
 
 def test_by_measurements_a_long_loop_keeps_its_micro_batches() -> None:
-    options = SchedulerOptions(micro_batches=3, slots=24, cells=24 * 128)
+    options = SchedulerOptions(micro_batches=3, slots=24, tiers=(24 * 128,))
     scheduler = Scheduler(options)
     jobs = [(20 + line, 10 + 3 * line) for line in range(24)]
     Pipeline(scheduler, options, jobs, random.Random(1), price=(0.01, 0.01), delay=10.0).run()
@@ -107,7 +107,7 @@ def test_micro_batches_are_joined_and_parted_while_the_job_goes_on(seed: int) ->
     stay where they are under another name. Either way nearly all slots are always taken."""
     for room, start in ((4, 1), (1, 1), (1, 4)):
         options = SchedulerOptions(
-            micro_batches=4, slots=16, cells=room * 16 * 64, prefill_tokens=16, depth=3, start=start
+            micro_batches=4, slots=16, tiers=(room * 16 * 64,), prefill_tokens=16, depth=3, start=start
         )
         rng = random.Random(seed)
         scheduler = Scheduler(options, RandomPace(rng, options, 0.01))

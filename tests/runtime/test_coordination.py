@@ -184,12 +184,12 @@ class Elsewhere:
 
     def __init__(self, *, look_ahead: int = 2, **options: float) -> None:
         plan = PlanHeader(
-            JOB, 0, "tiny", "float32", STAGES, 64, 1, 1, Manifest("tiny", {}, "", {}), coordinator="node-1"
+            JOB, 0, "tiny", "float32", STAGES, (64,), 1, 1, Manifest("tiny", {}, "", {}), coordinator="node-1"
         )
         mine, self.channel = local_pair(ME)
         other, self.other = local_pair(ME)
         links = [StageLink(STAGES[0], mine), StageLink(STAGES[1], other)]
-        work = SchedulerOptions(micro_batches=1, slots=2, cells=64, look_ahead=look_ahead)
+        work = SchedulerOptions(micro_batches=1, slots=2, tiers=(64,), look_ahead=look_ahead)
         how = CoordinatorOptions(**({"heartbeat": Seconds(0.01)} | options))  # type: ignore[arg-type]
         self.loop = RemoteCoordinator(links, plan, work, ends=frozenset({2}), options=how)
         self.kept: list[int] = []

@@ -18,7 +18,7 @@ from paces import FixedPace
 
 
 def test_a_sequence_larger_than_the_arena_is_refused_by_name() -> None:
-    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=4, cells=64))
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=4, tiers=(64,)))
     with pytest.raises(RecordError) as refused:
         scheduler.offer(make_sequence(1, prompt=60, max_tokens=5))
     assert refused.value.code == "does_not_fit"
@@ -26,7 +26,7 @@ def test_a_sequence_larger_than_the_arena_is_refused_by_name() -> None:
 
 
 def test_few_sequences_are_spread_over_all_micro_batches() -> None:
-    scheduler = Scheduler(SchedulerOptions(micro_batches=4, slots=32, cells=32 * 64))
+    scheduler = Scheduler(SchedulerOptions(micro_batches=4, slots=32, tiers=(32 * 64,)))
     for line in range(8):
         scheduler.offer(make_sequence(line, prompt=4, max_tokens=4))
     scheduler.close()
@@ -35,7 +35,7 @@ def test_few_sequences_are_spread_over_all_micro_batches() -> None:
 
 
 def test_a_prompt_is_read_in_chunks_beside_decode_rows() -> None:
-    scheduler = Scheduler(SchedulerOptions(micro_batches=1, slots=2, cells=2 * 64, prefill_tokens=4))
+    scheduler = Scheduler(SchedulerOptions(micro_batches=1, slots=2, tiers=(2 * 64,), prefill_tokens=4))
     scheduler.offer(make_sequence(0, prompt=3, max_tokens=20))
     first = scheduler.next_pack(0)
     assert first is not None
@@ -48,7 +48,7 @@ def test_a_prompt_is_read_in_chunks_beside_decode_rows() -> None:
 
 
 def test_tokens_for_a_step_that_was_never_sent_are_an_error() -> None:
-    scheduler = Scheduler(SchedulerOptions(micro_batches=1, slots=1, cells=64))
+    scheduler = Scheduler(SchedulerOptions(micro_batches=1, slots=1, tiers=(64,)))
     scheduler.offer(make_sequence(0, prompt=3, max_tokens=9))
     pack = scheduler.next_pack(0)
     assert pack is not None
@@ -72,9 +72,9 @@ def test_a_range_holds_the_oldest_record_and_stays_in_its_share(
         return
     assert where is not None
     assert where.capacity >= needs[0]
-    assert 1 <= where.slots <= slots
-    assert where.offset == 32
-    assert where.stop <= 32 + share
+    assert 1 <= where.count <= slots
+    assert where.span(0).start == 32
+    assert where.span(0).stop <= 32 + share
 
 
 @given(cells=st.integers(1, 10_000), micro_batches=st.integers(1, 9))
@@ -94,7 +94,7 @@ def test_a_stop_string_ends_the_answer_before_it() -> None:
 def test_a_range_of_nothing_cannot_be_made() -> None:
     for numbers in ((-1, 1, 1), (0, 0, 1), (0, 1, 0)):
         with pytest.raises(ValueError, match="slot range"):
-            SlotRange(*numbers)
+            SlotRange.of(*numbers)
 
 
 def launched(scheduler: Scheduler, micro_batch: int = 0) -> Pack:
@@ -108,7 +108,7 @@ def shape(pack: Pack) -> list[tuple[int, int, bool]]:
 
 
 def test_several_chunks_of_a_prompt_are_on_their_way_in_order_up_to_the_depth() -> None:
-    options = SchedulerOptions(micro_batches=1, slots=1, cells=64, depth=3)
+    options = SchedulerOptions(micro_batches=1, slots=1, tiers=(64,), depth=3)
     scheduler = Scheduler(options, FixedPace(window=9, chunk=4))
     scheduler.offer(make_sequence(0, prompt=20, max_tokens=5))
     packs = [launched(scheduler) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_several_chunks_of_a_prompt_are_on_their_way_in_order_up_to_the_depth() 
 
 
 def test_prompts_alone_are_read_ahead_only_inside_the_window_and_one_pack_always() -> None:
-    options = SchedulerOptions(micro_batches=2, slots=2, cells=128)
+    options = SchedulerOptions(micro_batches=2, slots=2, tiers=(128,))
     scheduler = Scheduler(options, FixedPace(window=3, chunk=4))
     for line in range(2):
         scheduler.offer(make_sequence(line, prompt=40, max_tokens=5))
@@ -131,7 +131,7 @@ def test_prompts_alone_are_read_ahead_only_inside_the_window_and_one_pack_always
 
 
 def test_decode_rows_leave_whatever_the_window_and_only_once_together() -> None:
-    options = SchedulerOptions(micro_batches=1, slots=2, cells=128)
+    options = SchedulerOptions(micro_batches=1, slots=2, tiers=(128,))
     scheduler = Scheduler(options, FixedPace(window=2, chunk=8))
     scheduler.offer(make_sequence(0, prompt=8, max_tokens=9))
     scheduler.offer(make_sequence(1, prompt=16, max_tokens=9))
@@ -147,7 +147,7 @@ def test_decode_rows_leave_whatever_the_window_and_only_once_together() -> None:
 
 
 def test_a_prompt_that_ends_in_another_pack_joins_the_decode_rows_when_these_are_back() -> None:
-    options = SchedulerOptions(micro_batches=1, slots=2, cells=128)
+    options = SchedulerOptions(micro_batches=1, slots=2, tiers=(128,))
     scheduler = Scheduler(options, FixedPace(window=3, chunk=8))
     scheduler.offer(make_sequence(0, prompt=8, max_tokens=9))
     scheduler.take_tokens(0, launched(scheduler).step, [7])
@@ -162,7 +162,7 @@ def test_a_prompt_that_ends_in_another_pack_joins_the_decode_rows_when_these_are
 
 
 def test_a_dropped_sequence_reads_prompt_and_answer_again_before_all_others() -> None:
-    options = SchedulerOptions(micro_batches=1, slots=1, cells=64, depth=2)
+    options = SchedulerOptions(micro_batches=1, slots=1, tiers=(64,), depth=2)
     scheduler = Scheduler(options, FixedPace(window=2, chunk=6))
     for line in range(2):
         scheduler.offer(make_sequence(line, prompt=4, max_tokens=9))
@@ -188,7 +188,7 @@ def test_a_dropped_sequence_reads_prompt_and_answer_again_before_all_others() ->
 
 def moving_scheduler(pace: FixedPace, slots: int = 8) -> tuple[Scheduler, list[Pack]]:
     """Two sequences in micro-batch 0, one in 1, all past their prompts; the packs that are on their way."""
-    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=slots, cells=256), pace)
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=slots, tiers=(256,)), pace)
     for line in range(3):
         scheduler.offer(make_sequence(line, prompt=4, max_tokens=9))
     scheduler.close()
@@ -274,7 +274,7 @@ def adapting_scheduler(
 ) -> tuple[Scheduler, FixedPace]:
     """Sequences of (prompt, max_tokens); those with a slot are past their prompts, nothing is on its way."""
     pace = FixedPace(window=99)
-    options = SchedulerOptions(micro_batches=most, slots=slots, cells=cells, start=start)
+    options = SchedulerOptions(micro_batches=most, slots=slots, tiers=(cells,), start=start)
     scheduler = Scheduler(options, pace)
     for line, (prompt, most_tokens) in enumerate(needs):
         scheduler.offer(make_sequence(line, prompt=prompt, max_tokens=most_tokens))
@@ -338,7 +338,7 @@ def test_sequences_that_fit_nowhere_else_go_on_where_they_are_and_it_is_said_so(
 
 
 def test_the_arena_is_shared_out_anew_only_when_nothing_is_on_its_way_for_it() -> None:
-    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=2, cells=128), FixedPace())
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=2, tiers=(128,)), FixedPace())
     for line in range(2):
         scheduler.offer(make_sequence(line, prompt=4, max_tokens=1))
     packs = [launched(scheduler, micro_batch) for micro_batch in range(2)]
@@ -349,11 +349,11 @@ def test_the_arena_is_shared_out_anew_only_when_nothing_is_on_its_way_for_it() -
     assert scheduler.live == 0
     assert scheduler.any_pack() is None, "a row of the sequence that was dropped may still write there"
     scheduler.take_tokens(1, packs[1].step, [7])
-    assert launched(scheduler).range.slots == 1
+    assert launched(scheduler).range.count == 1
 
 
 def test_after_a_restart_all_begin_again_at_step_one_in_the_old_order() -> None:
-    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=2, cells=128), FixedPace())
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=2, tiers=(128,)), FixedPace())
     for line in range(3):
         scheduler.offer(make_sequence(line, prompt=4, max_tokens=9))
     for micro_batch in range(2):
@@ -366,7 +366,7 @@ def test_after_a_restart_all_begin_again_at_step_one_in_the_old_order() -> None:
 
 
 def test_neighbours_in_the_job_with_like_lengths_share_a_micro_batch() -> None:
-    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=4, cells=2 * 128), FixedPace())
+    scheduler = Scheduler(SchedulerOptions(micro_batches=2, slots=4, tiers=(2 * 128,)), FixedPace())
     for line, prompt in enumerate((10, 100, 12, 90)):
         scheduler.offer(make_sequence(line, prompt=prompt, max_tokens=4))
     scheduler.close()

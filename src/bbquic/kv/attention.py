@@ -63,7 +63,7 @@ class PackedAttention:
         place = 0
         run: list[RowSpan] = []
         for row in rows:
-            if not (0 <= row.slot < where.slots and row.first >= 0 and row.count >= 1):
+            if not (row.slot in where and row.first >= 0 and row.count >= 1):
                 raise ValueError(f"{row} is not a row of {where}")
             if row.first + row.count > where.capacity:
                 raise ValueError(f"{row} does not fit a slot of {where.capacity} tokens")

@@ -113,7 +113,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
             return SchedulerOptions(
                 micro_batches=plan.micro_batches,
                 slots=self.slots,
-                cells=plan.cells,
+                tiers=plan.tiers,
                 prefill_tokens=self.prefill_tokens,
                 look_ahead=self.look_ahead,
                 depth=plan.depth,

@@ -211,7 +211,7 @@ class Coordinator:
             epoch=self._plan.epoch,
             micro_batch=pack.micro_batch,
             step=pack.step,
-            range=(pack.range.offset, pack.range.slots, pack.range.capacity),
+            range=pack.range.numbers,
             rows=pack.rows,
             tokens=struct.pack(f"<{len(pack.tokens)}i", *pack.tokens),
             moves=pack.moves,

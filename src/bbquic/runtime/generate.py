@@ -280,7 +280,7 @@ def _scheduling(plan: PlanHeader, options: RunOptions) -> SchedulerOptions:
     return SchedulerOptions(
         micro_batches=plan.micro_batches,
         slots=options.layout.batch,
-        cells=plan.cells,
+        tiers=plan.tiers,
         prefill_tokens=options.prefill_tokens,
         look_ahead=options.look_ahead,
         depth=plan.depth,

@@ -100,14 +100,14 @@ def make_plan(
         directory.name,
         dtype,
         stages,
-        CELL_ALIGNMENT,
+        (CELL_ALIGNMENT,),
         micro_batches,
         options.depth,
         manifest,
         options.codec.value,
         stages[0].node if options.coordinator is CoordinatorPlace.STAGE else None,
     )
-    return msgspec.structs.replace(plan, cells=_cells(plan, directory, nodes, options))
+    return msgspec.structs.replace(plan, tiers=(_cells(plan, directory, nodes, options),))
 
 
 def _head_weight(directory: ModelDirectory, manifest: Manifest) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from bbquic.errors import RemoteProtocolError
-from bbquic.kv.ranges import SlotCopy, SlotRange, share_cells
+from bbquic.kv.ranges import SlotCopy, SlotRange, Tiers, share_cells
 from bbquic.runtime.protocol import Move, PackHeader
 
 T = TypeVar("T")
@@ -42,9 +42,9 @@ class Ledger(Generic[T]):
     token would give fluent, wrong text.
     """
 
-    def __init__(self, *, cells: int, micro_batches: int, depth: int) -> None:
+    def __init__(self, *, tiers: tuple[int, ...], micro_batches: int, depth: int) -> None:
         """`depth`: packs of a micro-batch on their way at most, hence the most that can come early."""
-        self._cells = cells
+        self._tiers = Tiers(tiers)
         self._depth = depth
         self._slots = [_Slots() for _ in range(micro_batches)]
         self._early: list[dict[int, tuple[PackHeader, T]]] = [{} for _ in range(micro_batches)]
@@ -93,8 +93,8 @@ class Ledger(Generic[T]):
 
     def _apply(self, pack: PackHeader, slots: _Slots) -> tuple[SlotCopy, ...]:
         where = pack.slot_range
-        if where.stop > self._cells:
-            raise RemoteProtocolError(f"{_name(pack)}: {where} ends behind the arena's {self._cells} cells")
+        if not self._tiers.hold(where):
+            raise RemoteProtocolError(f"{_name(pack)}: {where} is not within the arena's {self._tiers}")
         is_same = slots.range is not None and where.continues(slots.range)
         filled = dict(slots.filled) if is_same else {}
         copies = self._moved(pack, where, filled)
@@ -103,7 +103,7 @@ class Ledger(Generic[T]):
             generation, length = filled.get(row.slot, (0, 0))
             if row.generation > generation:
                 length = 0
-            if row.slot >= where.slots or row.slot in seen:
+            if row.slot not in where or row.slot in seen:
                 raise RemoteProtocolError(f"{_name(pack)}: slot {row.slot} is not in {where}, or twice")
             if row.generation < generation or row.first != length:
                 raise RemoteProtocolError(
@@ -138,7 +138,7 @@ class Ledger(Generic[T]):
         if min(len(sources), len(targets)) < len(pack.moves):
             raise RemoteProtocolError(f"{_name(pack)}: it moves a slot twice")
         for move in pack.moves:
-            if move.target >= where.slots or move.count > where.capacity:
+            if move.target not in where or move.count > where.capacity:
                 raise RemoteProtocolError(f"{_name(pack)}: {move} does not fit {where}")
             source = self._source(pack, move, where)
             generation, _ = filled.get(move.target, (0, 0))
@@ -163,7 +163,7 @@ class Ledger(Generic[T]):
                 f"which holds {length} tokens of generation {generation}"
             )
         # a slot that is held was within the arena when its range had it, though the range may end before now
-        source = slots.range.with_slots(max(slots.range.slots, move.slot + 1))
+        source = slots.range.holding(move.slot)
         cells = source.cells(move.slot), where.cells(move.target)
         if cells[0] != cells[1] and share_cells(*cells):
             raise RemoteProtocolError(f"{_name(pack)}: {move} goes to cells of its own source")

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from bbquic.errors import BBQuicError, ModelError, PlanRefused
+from bbquic.kv.ranges import Tiers
 from bbquic.kv.slab import Arena, bytes_per_cell
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
@@ -123,7 +124,8 @@ class DiskLoader:
         try:
             return Arena(
                 blocks=stage.blocks,
-                cells=plan.cells,
+                tiers=Tiers(plan.tiers),
+                on_host=stage.on_host,
                 kv_heads=model.kv_heads,
                 head_dim=model.head_dim,
                 dtype=model.dtype,

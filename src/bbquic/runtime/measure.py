@@ -15,7 +15,7 @@ import torch
 
 from bbquic.errors import ModelError, PlanRefused
 from bbquic.kv.attention import RowSpan
-from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
+from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange, Tiers
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Sampling, choose
@@ -200,7 +200,7 @@ class _Timed:
         ends = self.made.ends
         arena = Arena(
             blocks=range(1),
-            cells=OVERHEAD_ROWS * CELL_ALIGNMENT,
+            tiers=Tiers((OVERHEAD_ROWS * CELL_ALIGNMENT,)),
             kv_heads=ends.kv_heads,
             head_dim=ends.head_dim,
             dtype=ends.dtype,
@@ -211,8 +211,8 @@ class _Timed:
     def _pack(self, worker: ModelWorker) -> Work:
         """A decode pack in, computed and out: all that a pack takes beside blocks and ends."""
         rows = tuple(Row(slot, 1, slot, 1, True, None) for slot in range(OVERHEAD_ROWS))
-        where = SlotRange(0, OVERHEAD_ROWS, CELL_ALIGNMENT)
-        pack = PackHeader("0" * 16, 0, 0, 1, (where.offset, where.slots, where.capacity), rows)
+        where = SlotRange.of(0, OVERHEAD_ROWS, CELL_ALIGNMENT)
+        pack = PackHeader("0" * 16, 0, 0, 1, where.numbers, rows)
         body = bytes(OVERHEAD_ROWS * self.made.ends.hidden_size * BYTES_PER_VALUE[self.dtype])
 
         def work() -> None:

@@ -6,11 +6,12 @@ them is `transport.message.decode_header_untrusted`, so a wrong type or a missin
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from bbquic.kv.ranges import SlotRange
+from bbquic.kv.ranges import MAX_TIERS, SlotRange, Tiers
 from bbquic.model.manifest import Manifest
 from bbquic.model.sampling import Sampling
 from bbquic.plan.cluster import COMMAND
@@ -35,6 +36,9 @@ MAX_ROWS = 4096  # rows of one pack; more is a bug or an attack, not a batch
 MAX_STAGES = 256
 MAX_MICRO_BATCHES = 1024
 MAX_DEPTH = 64
+MAX_TREE = 1024  # nodes of a draft tree
+
+NodeId = Annotated[int, Meta(ge=0, lt=2**16)]
 
 
 class WireSampling(Struct, frozen=True, array_like=True):
@@ -55,11 +59,33 @@ class WireSampling(Struct, frozen=True, array_like=True):
         return Sampling(self.temperature, self.top_p, self.top_k, self.seed)
 
 
+class Tree(Struct, frozen=True, array_like=True):
+    """A draft tree as a row's tokens: their ids in the unpruned tree, rising, and each one's parent's id.
+
+    Node 0 is the root, the last committed token, and its own parent; a parent comes before its children.
+    A node may be missing, and then its descendants are too.
+    """
+
+    nodes: Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)]
+    parents: Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)]
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.parents) or self.nodes[0] != 0 or self.parents[0] != 0:
+            raise ValueError("a tree has a parent for each node, and begins with its root")
+        known = {0}
+        for before, node, parent in zip(self.nodes, self.nodes[1:], self.parents[1:], strict=False):
+            if node <= before or parent not in known:
+                raise ValueError(f"node {node} of a tree comes out of order or before its parent {parent}")
+            known.add(node)
+
+
 class Row(Struct, frozen=True, array_like=True):
     """What one sequence contributes to one pass: `count` tokens at positions `first` and on.
 
     A slot's generation rises each time another sequence takes the slot. `wants_token` marks the row
-    whose last position is to be turned into a token: a decode row, or the last chunk of a prompt.
+    whose last position is to be turned into a token: a decode row, or the last chunk of a prompt. With a
+    `tree` the tokens are its nodes, each at the position of its depth, and each is to be turned into one.
+    The slot's next row then says which nodes were `accepted`, from the root on; the others are dropped.
     """
 
     slot: Natural
@@ -68,11 +94,20 @@ class Row(Struct, frozen=True, array_like=True):
     count: Positive
     wants_token: bool
     sampling: WireSampling | None
+    tree: Tree | None = None
+    accepted: Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tree is not None and (len(self.tree.nodes) != self.count or not self.wants_token):
+            raise ValueError("a row with a tree has a token for each of its nodes, and wants tokens")
+        if self.accepted is not None and (self.accepted[0] != 0 or not _rises(self.accepted)):
+            raise ValueError("what is accepted of a tree is a path that begins at its root")
 
 
 class Move(Struct, frozen=True, array_like=True):
     """Before the rows of the pack that carries it, `count` tokens of KV go from another micro-batch's slot to
-    a slot of this one. The source is then empty.
+    a slot of this one. The source is then empty, unless it `keeps` them: then it may hold more than `count`
+    tokens, and be a slot of this micro-batch.
 
     A stage that has not applied the source's `step` yet holds the pack until then; one that has refuses a
     move of what it does not hold.
@@ -85,29 +120,44 @@ class Move(Struct, frozen=True, array_like=True):
     target: Natural  # slot of this micro-batch
     target_generation: Natural
     count: Positive
+    keeps: bool = False
+
+
+class Lost(Struct, frozen=True, array_like=True):
+    """Why a pack was not computed by a stage, though the stage goes on: its rows are to be read again."""
+
+    node: NodeName
+    blocks: Name
+    code: Name
+    message: Text
 
 
 class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
     """Rows on their way through the stages: ROWS with token ids, HIDDEN with a tensor `[T, D]` as body.
 
     Identity is (job, epoch, micro_batch, step). Every pack names the range of the arena that its
-    micro-batch owns as (offset, slots, capacity), so that cutting ranges anew needs no message.
+    micro-batch owns (`SlotRange.of`), so that cutting ranges anew needs no message. One that is `lost` was
+    not computed by a stage, and is by none behind it; its body is empty.
     """
 
     job: JobId
     epoch: Natural
     micro_batch: Annotated[int, Meta(ge=0, lt=MAX_MICRO_BATCHES)]
     step: Natural
-    range: tuple[Natural, Positive, Positive]
+    range: Annotated[tuple[Natural, ...], Meta(min_length=3, max_length=2 * MAX_TIERS + 1)]
     rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_ROWS)]
     tokens: bytes = b""  # T ids, little-endian int32; empty behind the first stage
     moves: Annotated[tuple[Move, ...], Meta(max_length=MAX_ROWS)] = ()
     frame: Annotated[bytes, Meta(max_length=64)] = b""  # how the body is coded (`codec.frame`)
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
+    lost: Lost | None = None
+
+    def __post_init__(self) -> None:
+        SlotRange.of(*self.range)
 
     @property
     def slot_range(self) -> SlotRange:
-        return SlotRange(*self.range)
+        return SlotRange.of(*self.range)
 
     @property
     def token_count(self) -> int:
@@ -121,7 +171,10 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
-    """TOKENS: the answers of a pass, one token for each row that wanted one, in row order."""
+    """TOKENS: the answers of a pass, one token for each row that wanted one, in row order.
+
+    A row with a tree has one for each node. Where the pack was `lost` there are none.
+    """
 
     job: JobId
     epoch: Natural
@@ -129,14 +182,17 @@ class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
     step: Natural
     tokens: Annotated[tuple[Natural, ...], Meta(max_length=MAX_ROWS)]
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
+    lost: Lost | None = None
 
 
 class Stage(Struct, frozen=True, forbid_unknown_fields=True):
-    """Blocks `first` to `stop` (not included) on a node."""
+    """Blocks `first` to `stop` (not included) on a node; the KV of the arena's last `on_host` tiers is in its
+    host memory."""
 
     node: NodeName
     first: Natural
     stop: Positive
+    on_host: Annotated[int, Meta(ge=0, le=MAX_TIERS)] = 0
 
     @property
     def blocks(self) -> range:
@@ -154,7 +210,7 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     model: Name
     dtype: Name
     stages: Annotated[tuple[Stage, ...], Meta(min_length=1, max_length=MAX_STAGES)]
-    cells: Positive  # arena size of every stage, in tokens
+    tiers: Annotated[tuple[Natural, ...], Meta(min_length=1, max_length=MAX_TIERS)]  # cells of each
     micro_batches: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCHES)]  # at most; how many, packs tell
     depth: Annotated[int, Meta(ge=1, le=MAX_DEPTH)]  # packs of a micro-batch on their way at most
     manifest: Manifest
@@ -171,6 +227,14 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a node has two stages")
         if self.coordinator not in (None, self.stages[0].node):
             raise ValueError("the coordinator is neither the sender nor on the first stage's node")
+        Tiers(self.tiers)
+        if any(stage.on_host > len(self.tiers) for stage in self.stages):
+            raise ValueError("a stage has more tiers in host memory than there are")
+
+    @property
+    def cells(self) -> int:
+        """Tokens that every stage has room for."""
+        return sum(self.tiers)
 
 
 class ReadyHeader(Struct, frozen=True, forbid_unknown_fields=True):
@@ -322,3 +386,7 @@ class PongHeader(Struct, frozen=True, forbid_unknown_fields=True):
     received: Finite
     replied: Finite
     stage: StageReport | None = None
+
+
+def _rises(numbers: tuple[int, ...]) -> bool:
+    return all(before < after for before, after in pairwise(numbers))

@@ -37,4 +37,4 @@ def cut_range(offset: int, share: int, slots: int, needs: Items[int]) -> SlotRan
     # slots that no waiting record fills yet are for those to come, where the class leaves room
     count = max(count, min(slots, share // aligned(longest)))
     room = share // count // CELL_ALIGNMENT * CELL_ALIGNMENT
-    return SlotRange(offset, count, min(room, aligned(max(needs))))
+    return SlotRange.of(offset, count, min(room, aligned(max(needs))))

@@ -97,7 +97,7 @@ class Regrouping:
         found = []
         for one in self._seating.staying:
             if one.range is not None:
-                free = len(one.free) + max(0, one.most_slots - one.range.slots)
+                free = len(one.free) + max(0, one.most_slots - one.range.count)
                 found.append((one, Room(one.range.capacity, free, one.live)))
         return found
 
@@ -123,15 +123,15 @@ class Regrouping:
     def _move_to_free(self, batch: MicroBatch, slot: int, target: MicroBatch) -> None:
         if not target.free:
             assert target.range is not None
-            target.grow(target.range.slots + 1)
+            target.grow(target.range.count + 1)
         self._reseat(batch, slot, target, target.free[0])
 
     def _join(self, below: MicroBatch, batch: MicroBatch) -> None:
         """Make the slots of a micro-batch the last ones of the range below; no cell is copied."""
         assert below.range is not None
         assert batch.range is not None
-        base = (batch.range.offset - below.range.offset) // below.range.capacity
-        below.grow(base + batch.range.slots)
+        base = (batch.range.strips[0].offset - below.range.strips[0].offset) // below.range.capacity
+        below.grow(base + batch.range.count)
         for slot, _ in list(batch.seats()):
             self._reseat(batch, slot, below, base + slot)
         self._join_shares(below, batch)
@@ -173,12 +173,12 @@ class Regrouping:
         upper.share = batch.offset + batch.share - upper.offset
         batch.share = upper.offset - batch.offset
         wanted = min(self._seating.part(upper), most - half)
-        upper.cut(SlotRange(upper.offset, max(where.slots - half, wanted), where.capacity))
+        upper.cut(SlotRange.of(upper.offset, max(where.count - half, wanted), where.capacity))
         for slot, _ in list(batch.seats()):
             if slot >= half:
                 self._reseat(batch, slot, upper, slot - half)
         batch.slots = batch.slots[:half]
-        batch.range = where.with_slots(min(half, where.slots))
+        batch.range = where.with_slots(0, min(half, where.count))
         for slot, _ in reversed(list(batch.seats())):
             if batch.live > upper.live + 1 and upper.free:
                 self._reseat(batch, slot, upper, upper.free[0])
@@ -214,7 +214,7 @@ def _lie_side_by_side(below: MicroBatch, above: MicroBatch) -> bool:
         or below.range.capacity != above.range.capacity
     ):
         return False
-    return (above.range.offset - below.range.offset) % below.range.capacity == 0
+    return (above.range.strips[0].offset - below.range.strips[0].offset) % below.range.capacity == 0
 
 
 def _can_part(batch: MicroBatch) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from bbquic.errors import ModelError
 from bbquic.kv.attention import PackedAttention, RowSpan
-from bbquic.kv.ranges import SlotRange
+from bbquic.kv.ranges import SlotRange, Tiers
 from bbquic.kv.slab import Arena, bytes_per_cell
 from bbquic.model.blocks import StageModel
 from bbquic.model.spec import FamilySpec
@@ -69,7 +69,7 @@ class Rehearsal:
     def attention(self, spans: Sequence[RowSpan]) -> Work:
         """Attention of these rows, in each block of the arena."""
         model, arena = self.many, self.arena
-        where = SlotRange(0, len(spans), aligned(max(span.first + span.count for span in spans)))
+        where = SlotRange.of(0, len(spans), aligned(max(span.first + span.count for span in spans)))
         packed = PackedAttention(spans, where, arena, device=self.device)
         tokens, size = packed.tokens, model.head_dim
         query = _noise((1, self.heads, tokens, size), model.dtype, self.device)
@@ -164,7 +164,7 @@ def _arena(model: StageModel, cold: int) -> Arena:
     count = max(1, min(len(model.blocks), cold // (cell * CELLS)))
     arena = Arena(
         blocks=range(count),
-        cells=CELLS,
+        tiers=Tiers((CELLS,)),
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         dtype=model.dtype,

@@ -27,7 +27,7 @@ DEPTH = 4  # packs of a micro-batch on their way: one with decode rows, and chun
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """`slots` sequences in flight and `micro_batches` at most, over an arena of `cells` tokens a block.
+    """`slots` sequences in flight and `micro_batches` at most, over an arena of these tiers.
 
     `start` of the micro-batches are there at first, and their number then follows the pace; None: all are
     there, and only a job's tail joins them.
@@ -35,7 +35,7 @@ class SchedulerOptions:
 
     micro_batches: int
     slots: int
-    cells: int
+    tiers: tuple[int, ...]  # of the arena, in cells
     prefill_tokens: int = (
         512  # prompt tokens of one pack: enough to fill a device, little enough to decode beside
     )
@@ -69,7 +69,7 @@ class Scheduler:
         self._seating = Seating(
             micro_batches=options.micro_batches,
             slots=options.slots,
-            cells=options.cells,
+            cells=sum(options.tiers),
             start=options.start,
         )
         self._regrouping = Regrouping(self._seating)

@@ -105,7 +105,7 @@ class Seating:
     def _takes_more(batch: MicroBatch, part: int) -> bool:
         if batch.is_empty or batch.range is None:
             return True
-        return batch.live < part and (bool(batch.free) or batch.most_slots > batch.range.slots)
+        return batch.live < part and (bool(batch.free) or batch.most_slots > batch.range.count)
 
     def _reserved(self, batch: MicroBatch) -> int:
         """Free slots of this one that are for sequences of the micro-batch that retires."""

@@ -75,7 +75,7 @@ class MicroBatch:
     @property
     def is_full(self) -> bool:
         """Whether all its slots are taken and its range has no room for more."""
-        return None not in self.slots and self.range is not None and self.most_slots <= self.range.slots
+        return None not in self.slots and self.range is not None and self.most_slots <= self.range.count
 
     @property
     def has_decode_rows_in_flight(self) -> bool:
@@ -116,13 +116,13 @@ class MicroBatch:
         """Take another range of the arena, or none."""
         assert self.is_empty, "a range is cut when nobody is in it"
         self.range = where
-        self.slots = [None] * (where.slots if where else 0)
+        self.slots = [None] * (where.count if where else 0)
 
     def grow(self, slots: int) -> None:
         """Have `slots` slots, where that is more: the present ones stay where they are."""
-        if self.range is not None and slots > self.range.slots:
-            self.slots += [None] * (slots - self.range.slots)
-            self.range = self.range.with_slots(slots)
+        if self.range is not None and slots > self.range.count:
+            self.slots += [None] * (slots - self.range.count)
+            self.range = self.range.with_slots(0, slots)
 
     def give_up(self) -> None:
         """Have no share of the arena: its cells are another's, and whoever sat there has a seat elsewhere."""

@@ -58,7 +58,7 @@ class StageService:
         place = plan.stages.index(stage)
         self._predecessor = plan.stages[place - 1].node if place else None
         self._ledger: Ledger[tuple[Message, Seconds]] = Ledger(
-            cells=plan.cells, micro_batches=plan.micro_batches, depth=plan.depth
+            tiers=plan.tiers, micro_batches=plan.micro_batches, depth=plan.depth
         )
         self._incoming = HopIn(plan.dtype)
         self._outgoing = None if following is None else _hop_out(plan, following)
