@@ -1,0 +1,233 @@
+"""Attention of rows in host memory is that of rows on the device, in line and by the host's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbquic.kv.attention import PackedAttention
+from bbquic.kv.offload import Arrival, HostAttention, Sent
+from bbquic.kv.ranges import SlotRange, Strip, Tiers
+from bbquic.kv.rows import RowSpan
+from bbquic.kv.slab import Arena
+
+HEADS, HEAD_DIM, CAPACITY = 6, 8, 32
+CPU = torch.device("cpu")
+BLOCKS = range(3, 5)
+
+
+class LateBus:
+    """A bus between two parts of the CPU's memory that copies down as late as it may, with one buffer each
+    way as on CUDA: what is in a buffer too early or for too short is wrong."""
+
+    def __init__(self) -> None:
+        self.arrives = threading.Event()  # nothing does before
+        self.arrives.set()
+        self._rows, self._answers = torch.empty(0), torch.empty(0)
+
+    def down(self, tensors: Sequence[torch.Tensor]) -> Arrival:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._rows = _room(self._rows, flat.numel())
+        return LateArrival(self, flat, self._rows, [tensor.shape for tensor in tensors])
+
+    def answers(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[torch.Tensor]:
+        self._answers = _room(self._answers, sum(torch.Size(shape).numel() for shape in shapes))
+        self._answers.fill_(torch.nan)
+        return _split(self._answers, shapes)
+
+    def up(self, tensor: torch.Tensor) -> Sent:
+        return PlainSent(tensor.clone())
+
+
+@dataclass
+class LateArrival:
+    bus: LateBus
+    flat: torch.Tensor
+    room: torch.Tensor
+    shapes: list[torch.Size]
+
+    def wait(self) -> list[torch.Tensor]:
+        self.bus.arrives.wait()
+        self.room[: self.flat.numel()] = self.flat
+        return _split(self.room, self.shapes)
+
+
+@dataclass
+class PlainSent:
+    tensor: torch.Tensor
+
+    def wait(self) -> None:
+        """It was copied at once."""
+
+
+class BrokenBus(LateBus):
+    """One whose copies fail while `error` is set."""
+
+    error: BaseException | None = None
+
+    def down(self, tensors: Sequence[torch.Tensor]) -> Arrival:
+        arrival, error = super().down(tensors), self.error
+
+        class Broken:
+            def wait(self) -> list[torch.Tensor]:
+                if error is not None:
+                    raise error
+                return arrival.wait()
+
+        return Broken()
+
+
+def _room(buffer: torch.Tensor, values: int) -> torch.Tensor:
+    return buffer if buffer.numel() >= values else torch.empty(2 * values)
+
+
+def _split(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    counts = [torch.Size(shape).numel() for shape in shapes]
+    parts = flat[: sum(counts)].split(counts)
+    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def make_range(strips: Sequence[int]) -> tuple[SlotRange, Tiers]:
+    """Strips of so many slots, each at the end of a tier with a slot's room before it."""
+    sizes = [(slots + 1) * CAPACITY for slots in strips]
+    starts = [sum(sizes[:tier]) + CAPACITY for tier in range(len(sizes))]
+    where = SlotRange(tuple(map(Strip, starts, strips)), CAPACITY)
+    return where, Tiers(tuple(sizes))
+
+
+def make_arena(tiers: Tiers, on_host: int, kv_heads: int) -> Arena:
+    return Arena(
+        blocks=BLOCKS,
+        tiers=tiers,
+        on_host=on_host,
+        kv_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        dtype=torch.float32,
+        device=CPU,
+    )
+
+
+@contextmanager
+def hosting(arena: Arena, bus: LateBus) -> Iterator[HostAttention]:
+    host = HostAttention(arena, bus)
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def tokens_of(rows: Sequence[RowSpan], kv_heads: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """q, k and v of a pack."""
+    total = sum(row.count for row in rows)
+    return [torch.randn(1, n, total, HEAD_DIM, generator=generator) for n in (HEADS, kv_heads, kv_heads)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    strips=st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any),
+    kv_heads=st.sampled_from([1, 2, HEADS]),
+    window=st.sampled_from([None, None, 4]),
+    seed=st.integers(0, 2**31),
+)
+def test_rows_in_host_memory_attend_as_on_the_device(
+    data: st.DataObject, strips: list[int], kv_heads: int, window: int | None, seed: int
+) -> None:
+    where, tiers = make_range(strips)
+    on_host = data.draw(st.integers(0, len(strips)))
+    near, inline, far = (make_arena(tiers, count, kv_heads) for count in (0, on_host, on_host))
+    lengths = dict.fromkeys(where.slots(), 0)
+    generator = torch.Generator().manual_seed(seed)
+    with hosting(far, LateBus()) as host:
+        for _ in range(3):
+            rows = []
+            for slot in data.draw(st.permutations(list(lengths))):
+                count = data.draw(st.integers(0, min(5, CAPACITY - lengths[slot])))
+                if count:
+                    rows.append(RowSpan(slot, lengths[slot], count))
+                    lengths[slot] += count
+            if not rows:
+                continue
+            packs = [PackedAttention(rows, where, arena, device=CPU) for arena in (near, inline)]
+            packs.append(PackedAttention(rows, where, far, device=CPU, host=host))
+            for block in BLOCKS:
+                tensors = tokens_of(rows, kv_heads, generator)
+                wanted, *got = (one.attend(block, *tensors, scale=None, window=window) for one in packs)
+                for one in got:
+                    torch.testing.assert_close(one, wanted, atol=1e-5, rtol=1e-5)
+            host.settle()
+
+
+def a_pack(
+    on_host: int = 1, *, rows: Sequence[RowSpan] = (RowSpan(0, 0, 1), RowSpan(1, 0, 1))
+) -> tuple[Sequence[RowSpan], SlotRange, Arena]:
+    where, tiers = make_range([1, 1])
+    return rows, where, make_arena(tiers, on_host, 2)
+
+
+def test_the_device_goes_on_while_the_host_attends() -> None:
+    rows, where, arena = a_pack(2)
+    bus = LateBus()
+    bus.arrives.clear()
+    with hosting(arena, bus) as host:
+        pack = PackedAttention(rows, where, arena, device=CPU, host=host)
+        assert pack.offloaded is not None
+        q, k, v = (each[0].transpose(0, 1) for each in tokens_of(rows, 2, torch.Generator()))
+        answer = host.begin(3, pack.offloaded, q, k, v, scale=None, window=None)
+        out = torch.zeros_like(q)  # this thread was not held up: nothing has arrived yet
+        assert not arena.view(3, where, 0)[0].any()
+        bus.arrives.set()
+        answer.into(out)
+        torch.testing.assert_close(out[:, 0], v[:, 0])  # a first token sees itself alone
+        assert arena.view(3, where, 0)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (ValueError("no"), RuntimeError, "in host memory of block 4: ValueError: no"),
+        (MemoryError("full"), MemoryError, "in host memory of block 4: full"),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_failure_on_the_host_is_one_of_its_pack_by_block_and_of_no_other(
+    error: Exception, kind: type[Exception], words: str, count: int
+) -> None:
+    rows, where, arena = a_pack(rows=[RowSpan(0, 0, count), RowSpan(1, 0, count)])
+    bus = BrokenBus()
+    with hosting(arena, bus) as host:
+        pack = PackedAttention(rows, where, arena, device=CPU, host=host)
+        tensors = tokens_of(rows, 2, torch.Generator())
+        pack.attend(3, *tensors, scale=None)
+        bus.error = error
+        with pytest.raises(kind, match=words):  # chunks alone are stored while the pack goes on
+            pack.attend(4, *tensors, scale=None)
+            host.settle()
+        bus.error = None
+        whole = PackedAttention(rows, where, make_arena(arena.tiers, 0, 2), device=CPU)
+        got, wanted = (one.attend(4, *tensors, scale=None) for one in (pack, whole))
+        torch.testing.assert_close(got, wanted)
+        host.settle()
+
+
+def test_the_host_s_thread_ends_with_its_owner() -> None:
+    rows, where, arena = a_pack()
+
+    def names() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name.startswith("host-attention")]
+
+    host = HostAttention(arena, LateBus())
+    PackedAttention(rows, where, arena, device=CPU, host=host).attend(
+        3, *tokens_of(rows, 2, torch.Generator()), scale=None
+    )
+    (thread,) = (one for one in threading.enumerate() if one.name.startswith("host-attention"))
+    del host
+    thread.join(10)
+    assert not names()
