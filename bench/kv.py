@@ -7,7 +7,6 @@ SmolLM2-135M's shapes with random weights; nothing is fetched. METHODOLOGY.md sa
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bbquic.kv.attention import PackedAttention, RowSpan
+from bbquic.kv.attention import PackedAttention
 from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.spec import build_config, spec_for_type
@@ -219,7 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description=__doc__)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, by comma")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=1, help="1: what others do disturbs that least")
     parser.add_argument("--quick", action="store_true", help="smallest size, to see that it runs")
     parser.add_argument("--bars", action="store_true", help="check against bars.toml; exit 1 when short")
     args = parser.parse_args()

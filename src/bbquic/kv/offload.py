@@ -200,14 +200,14 @@ class Answer:
     _k: torch.Tensor
     _v: torch.Tensor
 
-    def into(self, out: torch.Tensor) -> None:
-        """Put it in its rows' places of `out` `[T, heads, head_dim]`, which are as in `q`; called when the
-        device has been asked for its own rows. Raises: as `begin`.
+    def get(self) -> torch.Tensor:
+        """It, `[T, heads, head_dim]` as q was; to be called when the device has been asked for its own rows.
 
         The thread sleeps until the host is done where the host attends or has earlier keys; chunks alone
-        are stored while this one goes on.
+        are stored while this one goes on. Raises: as `begin`.
         """
         rows, last = self._work.rows, None
+        out = torch.empty_like(self._q, memory_format=torch.contiguous_format)
         if rows.runs:
             self._host.settle()
         for run, answer in zip(rows.runs, self._work.answers, strict=True):
@@ -215,6 +215,7 @@ class Answer:
             out[run.tokens] = last.tensor
         for chunk in rows.chunks:
             last = self._chunk(chunk, out, last)
+        return out
 
     def _chunk(self, chunk: OffloadedChunk, out: torch.Tensor, last: Sent | None) -> Sent | None:
         q, k, v = (each[chunk.near.tokens] for each in (self._q, self._k, self._v))

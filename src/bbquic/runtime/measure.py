@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from bbquic.errors import ModelError, PlanRefused
-from bbquic.kv.attention import RowSpan
 from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange, Tiers
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Sampling, choose
@@ -175,11 +175,11 @@ class _Timed:
         memory does not hold any."""
         if self.is_on_cpu or self.made.host_arena is None:
             return attention if self.is_on_cpu else None
-        return self._attention([decode_rows(*each) for each in DECODE], self.made.host_arena, watch.share(0.4))
+        return self._attention(
+            [decode_rows(*each) for each in DECODE], self.made.host_arena, watch.share(0.4)
+        )
 
-    def _attention(
-        self, tries: Sequence[Sequence[RowSpan]], arena: Arena, watch: Stopwatch
-    ) -> AttentionCost:
+    def _attention(self, tries: Sequence[Sequence[RowSpan]], arena: Arena, watch: Stopwatch) -> AttentionCost:
         made = self.made
         count = len(arena.blocks)
         points: list[tuple[float, float, float]] = []
