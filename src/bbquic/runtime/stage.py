@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
-from bbquic.kv.attention import PackedAttention, RowSpan
+from bbquic.kv.attention import PackedAttention
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
