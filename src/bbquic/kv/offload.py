@@ -11,8 +11,8 @@ What keeps this right is an order:
   which it was asked. So a read sees every write before it, whichever block or pack that was of.
 * It begins a block when the rows of that block have arrived: when an event has passed that is recorded
   behind their copy. The copy stream waits for the compute stream, so then the compute stream has passed
-  everything before it too, the uploads of the block before among them. Hence one buffer for answers is enough.
-* A block is asked for only when the one before is done with (`settle`), so one buffer for rows is enough.
+  everything before it too, the uploads of the block before among them. Hence one buffer for answers does.
+* A block is asked for only when the one before is done with (`settle`), so one buffer for rows does.
 * `Arena.copy` waits for the device where one end is in host memory, and comes between packs, when no work
   is asked for: a pack is settled at its end.
 
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -154,6 +154,13 @@ class HostAttention:
         if asked is not None:
             asked.result()
 
+    def __enter__(self) -> Self:
+        """Around a pack's blocks: at their end the pack is settled, whatever became of it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+
     def close(self) -> None:
         """End the thread. What it was asked for and has not begun is not done."""
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -256,7 +263,8 @@ class _Work:
             told(began, time.monotonic())
         for chunk in self.rows.chunks:
             keys, values = self.arena.view(self.block, self.rows.where, chunk.host.tier)
-            chunk.host.store(*parts[place : place + 2], keys, values)
+            k, v = parts[place : place + 2]
+            chunk.host.store(k, v, keys, values)
             place += 2
 
 
@@ -273,7 +281,7 @@ def _named(block: int, work: Callable[[], None]) -> None:
 
 
 def host_attention(arena: Arena, told: Told | None = None) -> HostAttention | None:
-    """What computes an arena's rows in host memory; None where they are the device's own, or there are none."""
+    """What computes an arena's rows in host memory; None where there are none, or it is the device's own."""
     if arena.device.type != "cuda" or not arena.host_bytes:
         return None
     return HostAttention(arena, CudaBus(arena.device), told)
@@ -344,7 +352,7 @@ def _values(shape: Sequence[int]) -> int:
 
 def _split(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Views of a flat tensor, one behind the other."""
-    parts = flat.split([_values(shape) for shape in shapes])
+    parts = torch.split(flat, [_values(shape) for shape in shapes])
     return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,10 +84,9 @@ class Rehearsal:
 
         @torch.inference_mode()
         def work() -> None:
-            for block in arena.blocks:
-                packed.attend(block, query, key, value, scale=size**-0.5)
-            if host is not None:
-                host.settle()
+            with host or nullcontext():
+                for block in arena.blocks:
+                    packed.attend(block, query, key, value, scale=size**-0.5)
             self.wait()
 
         return work

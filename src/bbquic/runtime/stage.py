@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
 from bbquic.kv.attention import PackedAttention
+from bbquic.kv.offload import host_attention
 from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
@@ -113,6 +114,7 @@ class ModelWorker:
         self.stage = stage
         self.arena = arena
         self.device: Device = device_for(model.device)
+        self._host = host_attention(arena)  # its thread ends with this worker
         self._model = model
         self._embeds = embeds
         self._heads = heads
@@ -153,7 +155,7 @@ class ModelWorker:
         return _Inputs(
             tensor,
             self.device.bring(positions.numpy().data.cast("B"), torch.int64),
-            PackedAttention(spans, pack.slot_range, self.arena, device=device),
+            PackedAttention(spans, pack.slot_range, self.arena, device=device, host=self._host),
             self._ends(pack),
         )
 
@@ -178,7 +180,7 @@ class ModelWorker:
                 ends.append(place - 1)
         return self.device.bring(np.array(ends, dtype=np.int64).tobytes(), torch.int64) if ends else None
 
-    # On the device. Nothing here waits for it.
+    # On the device. Nothing here waits for it but attention in host memory.
 
     def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed:
         inputs: _Inputs = staged.value
@@ -189,7 +191,8 @@ class ModelWorker:
                 self.arena.copy(copy)
             hidden = self._model.embed(inputs.tensor) if self._embeds else inputs.tensor  # [T, D]
             came_finite = torch.isfinite(hidden).all()
-            hidden = self._model.run(hidden, inputs.positions, inputs.attention)
+            with self._host or nullcontext():
+                hidden = self._model.run(hidden, inputs.positions, inputs.attention)
             finite = torch.stack((came_finite, torch.isfinite(hidden).all()))
             choice = None if inputs.ends is None else self._choice(pack, hidden[inputs.ends])
             outputs = _Outputs(finite, None if self._heads else hidden, choice)
