@@ -192,6 +192,51 @@ def fill(arena: Arena, where: SlotRange, seed: int) -> None:
             store.normal_(generator=generator)
 
 
+class EarlyArrival(LateArrival):
+    def wait(self) -> list[torch.Tensor]:
+        self.bus.arrives.wait()
+        return _split(self.room, self.shapes)
+
+
+class EarlyBus(LateBus):
+    """One that copies down at once, and says so when nobody can put it off any longer."""
+
+    def down(self, tensors: Sequence[torch.Tensor]) -> Arrival:
+        self.arrives.clear()
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._rows = _room(self._rows, flat.numel())
+        self._rows[: flat.numel()] = flat
+        return EarlyArrival(self, flat, self._rows, [tensor.shape for tensor in tensors])
+
+
+class LateHost(HostAttention):
+    """Whose thread begins only when it is waited for."""
+
+    def __init__(self, arena: Arena, bus: LateBus) -> None:
+        super().__init__(arena, bus)
+        self.arrives = bus.arrives
+
+    def settle(self) -> None:
+        self.arrives.set()
+        super().settle()
+
+
+def test_the_buffer_of_rows_is_written_again_only_once_they_are_stored() -> None:
+    rows, where, arena = a_pack(2, rows=[RowSpan(0, 0, 3), RowSpan(1, 0, 3)])  # of which nobody waits for
+    near = make_arena(arena.tiers, 0, 2)
+    with LateHost(arena, EarlyBus()) as host:
+        packs = [PackedAttention(rows, where, near, device=CPU)]
+        packs.append(PackedAttention(rows, where, arena, device=CPU, host=host))
+        for block in BLOCKS:
+            tensors = tokens_of(rows, 2, torch.Generator().manual_seed(block))
+            for pack in packs:
+                pack.attend(block, *tensors, scale=None)
+    for block, tier in product(BLOCKS, range(where.tiers)):
+        for one, wanted in zip(*(each.view(block, where, tier) for each in (arena, near)), strict=True):
+            assert torch.equal(one, wanted)
+    host.close()
+
+
 def test_the_buffer_of_answers_is_written_again_only_once_it_was_sent() -> None:
     rows, where, arena = a_pack(2, rows=[RowSpan(0, 5, 1), RowSpan(1, 4, 3), RowSpan(3, 7, 2)])
     bus = LateBus()
