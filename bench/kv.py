@@ -155,12 +155,12 @@ def measure_alpha(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def attention_works(size: Size, rows: int, context: int) -> dict[str, Work]:
-    """One step's attention of rows of equal length in some blocks: packed, and dense over tensors that have
+    """One step's attention of rows of equal length in a stage's blocks: packed, and dense over tensors that have
     the keys already (the better of its two ways to share a key head)."""
     heads, kv, width = (
         size.fields[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
     )
-    count, capacity = 8, -(-(context + 1) // 16) * 16
+    count, capacity = 10, -(-(context + 1) // 16) * 16
     where = SlotRange.of(0, rows, capacity)
     arena = Arena(
         blocks=range(count),

@@ -113,12 +113,12 @@ class PackedAttention:
     ) -> torch.Tensor:
         """The device's runs one after the other; q `[tokens, heads, head_dim]`, k and v are theirs, in their
         order."""
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        parts = []
         for run in self.runs:
             keys, values = self._arena.view(block, self._where, run.tier)
             run.store(k[run.tokens], v[run.tokens], keys, values)
-            out[run.tokens] = run.attend(q[run.tokens], keys, values, scale=scale, window=window)
-        return out
+            parts.append(run.attend(q[run.tokens], keys, values, scale=scale, window=window))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _in_memory_order(rows: Sequence[RowSpan], where: SlotRange) -> list[int]:
