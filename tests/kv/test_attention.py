@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbquic.kv.attention import PackedAttention, packed_attention
-from bbquic.kv.rows import RowSpan
 from bbquic.kv.ranges import SlotCopy, SlotRange, Tiers
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena, bytes_per_cell
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8

@@ -15,8 +15,8 @@ import torch
 
 from bbquic.errors import ModelError
 from bbquic.kv.attention import PackedAttention
-from bbquic.kv.rows import RowSpan
 from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena, bytes_per_cell
 from bbquic.model.blocks import StageModel
 from bbquic.model.spec import FamilySpec
