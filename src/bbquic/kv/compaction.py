@@ -12,9 +12,7 @@ from bbquic.kv.ranges import SlotRange
 from bbquic.kv.regions import SlotCompaction
 from bbquic.kv.slab import HOST, Arena
 
-TOGETHER = (
-    4  # blocks handed over at once: a thread is woken less often, and cells move while they are in caches
-)
+TOGETHER = 4  # blocks handed over at once: waking a thread takes as long as moving a few cells
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,9 +112,8 @@ class Regions:
         """The first of `count` cells in a row for the next tokens, or None where that takes a compaction.
 
         In the hole before the tail where it is long enough, which keeps low what has to be read; else at the
-        end. So a slot whose rows have at most n tokens, compacted after each, is never stopped by a place
-        that is lacking while it has 3 n cells more than tokens: a hole of less than n cells before a tail that
-        is less than n cells long.
+        end. So where rows have at most n tokens, and holes are closed beside each, a place is always found
+        while the slot has 3 n cells more than tokens: one for a hole that was too short, one for the tail.
         """
         assert self.drafts is None, "a place is found once the drafts are decided"
         if self.tail and self.length + count <= min(self.tail):

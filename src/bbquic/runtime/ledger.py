@@ -59,7 +59,7 @@ class Ledger(Generic[T]):
         policy: CompactionPolicy = CompactionPolicy.EAGER,
     ) -> None:
         """`depth`: packs of a micro-batch on their way at most, hence the most that can come early."""
-        self._policy = policy
+        self.policy = policy
         self._tiers = Tiers(tiers)
         self._depth = depth
         self._slots = [_Slots() for _ in range(micro_batches)]
@@ -127,7 +127,7 @@ class Ledger(Generic[T]):
     def _rows(
         self, pack: PackHeader, where: SlotRange, filled: dict[int, Held]
     ) -> tuple[list[SlotCompaction], Placement]:
-        """Check the pack's rows against `filled`, which has them then; what makes room first, and how they lie."""
+        """Check the pack's rows against `filled`, which has them then. What makes room first; how they lie."""
         rest: list[tuple[int, Row, Regions]] = []  # rows of slots that are not plain, or will not be
         seen: set[int] = set()
         for index, row in enumerate(pack.rows):
@@ -165,7 +165,7 @@ class Ledger(Generic[T]):
         after: list[SlotCompaction] = []
         for index, row, regions in rows:
             try:
-                placed = place(regions, row, where, self._policy)
+                placed = place(regions, row, where, self.policy)
             except ValueError as error:
                 raise RemoteProtocolError(f"{_name(pack)}: slot {row.slot} {error}") from error
             length = row.first + row.count if placed.regions is None else placed.regions.length
@@ -179,8 +179,8 @@ class Ledger(Generic[T]):
     def _moved(self, pack: PackHeader, where: SlotRange, filled: dict[int, Held]) -> list[Moving]:
         """The pack's moves, checked against both slots, as copies; `filled` has them then.
 
-        One between two names of the same cells needs no copy: that is how ranges are joined and parted. A slot
-        that holds drafts goes with them, though a move counts tokens only; its holes are closed before.
+        One between two names of the same cells needs no copy: that is how ranges are joined and parted. What
+        a slot holds of drafts goes with it, though a move counts tokens only; holes are closed before.
         """
         copies: list[Moving] = []
         sources = {(move.micro_batch, move.slot) for move in pack.moves}

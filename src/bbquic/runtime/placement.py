@@ -15,9 +15,7 @@ from bbquic.runtime.protocol import Row
 class CompactionPolicy(enum.Enum):
     """When holes are closed. Tokens are the same whenever it is; it only takes time and cells."""
 
-    EAGER = (
-        "beside the row that says which drafts were accepted"  # it costs little there, and reads fewer cells
-    )
+    EAGER = "beside the row that says which drafts were accepted"
     LAZY = "only where a row finds no room otherwise"
 
 

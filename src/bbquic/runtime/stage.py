@@ -94,8 +94,8 @@ class StageWorker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The tokens [S] of a pack that are to be turned into one: their places in it, how each is chosen, and the
-    positions of what is chosen."""
+    """Tokens [S] of a pack that are to be turned into one: their places in it, how, and the positions of what
+    is chosen."""
 
     places: torch.Tensor
     params: list[Sampling]
