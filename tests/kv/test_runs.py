@@ -22,7 +22,7 @@ Token = tuple[torch.Tensor, torch.Tensor, int]  # its key and value [kv_heads, H
 def alone(q: torch.Tensor, position: int, seen: list[Token], window: int | None) -> torch.Tensor:
     """The oracle: attention of one query [heads, HEAD_DIM], head by head, over the tokens it may see."""
     kept = [token for token in seen if window is None or token[2] > position - window]
-    keys, values = (torch.stack([token[part] for token in kept], 1) for part in (0, 1))
+    keys, values = torch.stack([k for k, _, _ in kept], 1), torch.stack([v for _, v, _ in kept], 1)
     group = len(q) // len(keys)
     weights = [torch.softmax(keys[h // group] @ q[h] / math.sqrt(HEAD_DIM), 0) for h in range(len(q))]
     return torch.stack([weights[h] @ values[h // group] for h in range(len(q))])

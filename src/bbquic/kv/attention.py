@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bbquic.kv.compaction import PackCompaction
 from bbquic.kv.offload import HostAttention, OffloadedRows
 from bbquic.kv.ranges import SlotRange
 from bbquic.kv.rows import RowSpan
@@ -33,16 +34,19 @@ class PackedAttention:
         device: torch.device,
         host: HostAttention | None = None,
         windows: Sequence[int | None] = (None,),
+        compaction: PackCompaction | None = None,
     ) -> None:
         """Rows in pack order; those that each add one token, or a tree, to neighbouring slots are computed
-        together. Masks for `windows` are made now, others when a block first asks for them.
-        `host` computes what lies in host memory beside a GPU.
+        together. Masks for `windows` are made now, others when a block first asks for them. `host` computes
+        what lies in host memory beside a GPU. What `compaction` has to move in a block is moved once the
+        block's attention has been issued.
 
         Raises: ValueError when a row leaves its slot or the range.
         """
         self._arena = arena
         self._where = where
         self._host = host
+        self._compaction = compaction
         for row in rows:
             row.check(where)
         self.tokens = sum(row.count for row in rows)
@@ -86,13 +90,29 @@ class PackedAttention:
         returns `[1, T, heads, head_dim]`. `window`: tokens that each sees, itself included; None is all.
         """
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, head_dim]
+        if self._compaction is None:
+            return self._attended(block, q, k, v, scale, window)[None]
+        self._compaction.before(block)
+        out = self._attended(block, q, k, v, scale, window)
+        self._compaction.after(block)
+        return out[None]
+
+    def _attended(
+        self,
+        block: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
         there, here = self._host_places, self._places
         if self._host is None or self.offloaded is None:
             if here is WHOLE:
-                return self._computed(block, q, k, v, scale, window)[None]
+                return self._computed(block, q, k, v, scale, window)
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             out[here] = self._computed(block, q[here], k[here], v[here], scale, window)
-            return out[None]
+            return out
         answer = self._host.begin(
             block, self.offloaded, q[there], k[there], v[there], scale=scale, window=window
         )
@@ -100,7 +120,7 @@ class PackedAttention:
         if self.runs:
             out[here] = self._computed(block, q[here], k[here], v[here], scale, window)
         out[there] = answer.get()
-        return out[None]
+        return out
 
     def _computed(
         self,

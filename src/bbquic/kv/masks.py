@@ -28,7 +28,7 @@ def seen_cells(rows: Sequence[RowSpan], cells: range, window: int | None) -> Mas
     width = max(row.count for row in rows)
     cell = np.arange(cells.start, cells.stop)
     compact = np.array([row.compact for row in rows])
-    mask = np.repeat((cell < compact[:, None])[:, None], width, axis=1)
+    mask: Mask = np.repeat((cell < compact[:, None])[:, None], width, axis=1)
     held = np.broadcast_to(cell, (len(rows), len(cells))).copy() if window is not None else None
     own = _own(rows, width)
     for index, row in enumerate(rows):
@@ -45,7 +45,8 @@ def seen_cells(rows: Sequence[RowSpan], cells: range, window: int | None) -> Mas
         held[index, stop - row.count : stop] = row.first + depth[index, : row.count]
     query = np.array([row.first for row in rows])[:, None] + depth
     assert window is not None
-    return mask & (held[:, None, :] > query[:, :, None] - window)
+    mask &= held[:, None, :] > query[:, :, None] - window
+    return mask
 
 
 def _own(rows: Sequence[RowSpan], width: int) -> Mask:

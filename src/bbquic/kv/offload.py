@@ -15,6 +15,8 @@ What keeps this right is an order:
 * A block is asked for only when the one before is done with (`settle`), so one buffer for rows does.
 * `Arena.copy` waits for the device where one end is in host memory, and comes between packs, when no work
   is asked for: a pack is settled at its end.
+* Compaction moves a block's cells behind its attention, and the next pack waits for that before it asks for
+  the block. What may be stored meanwhile, a chunk, lies behind all cells that are moved or moved to.
 
 Where the device is a CPU, host memory is the device's own: such rows are computed like all others, in line.
 """

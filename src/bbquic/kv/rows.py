@@ -76,7 +76,8 @@ def positions(rows: Sequence[RowSpan]) -> NDArray[np.int64]:
     """Each token's position in its sequence [T], rows one behind the other; of a tree's node by its depth."""
     counts = np.array([row.count for row in rows])
     ends = np.cumsum(counts)
-    found = np.arange(ends[-1]) + np.repeat(np.array([row.first for row in rows]) - ends + counts, counts)
+    firsts = np.array([row.first for row in rows])
+    found: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(firsts - ends + counts, counts)
     for row, end in zip(rows, ends.tolist(), strict=True):
         if row.parents is not None:
             found[end - row.count : end] = row.first + depths(row.parents)

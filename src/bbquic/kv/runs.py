@@ -13,7 +13,7 @@ from bbquic.kv.rows import RowSpan
 
 
 class Run:
-    """Rows of neighbouring slots of one tier that each add one token, or a tree; or one row of several tokens.
+    """Rows of neighbouring slots of one tier that each add one token, or a tree; or one row of many tokens.
 
     Its tensors are on the device where the tier's keys are, and so is all that it is given. Keys and values
     are the strip's views `[slots, kv_heads, capacity, head_dim]`; they are never gathered, nor repeated:
