@@ -7,6 +7,7 @@ SmolLM2-135M's shapes with random weights; nothing is fetched. METHODOLOGY.md sa
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,16 @@ import torch.nn.functional as F
 
 from bbquic.kv.attention import PackedAttention
 from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.regions import Regions
 from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.spec import build_config, spec_for_type
 from bbquic.runtime.memory import host_memory_free
+from bbquic.runtime.placement import CompactionPolicy, Placement, place
+from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
 from bbquic.runtime.rehearsal import decode_rows, rehearsal
+from bbquic.runtime.stage import ModelWorker
 from bench.common import append_result, median, print_bars, spread
 
 FIELDS: Mapping[str, Any] = {  # SmolLM2-135M's
@@ -155,11 +160,10 @@ def measure_alpha(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def attention_works(size: Size, rows: int, context: int) -> dict[str, Work]:
-    """One step's attention of rows of equal length in a stage's blocks: packed, and dense over tensors that have
-    the keys already (the better of its two ways to share a key head)."""
-    heads, kv, width = (
-        size.fields[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-    )
+    """One step's attention of rows of equal length in a stage's blocks: packed, and dense over tensors that
+    have the earlier keys, by either of its ways to share a key head."""
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    heads, kv, width = (int(size.fields[name]) for name in names)
     count, capacity = 10, -(-(context + 1) // 16) * 16
     where = SlotRange.of(0, rows, capacity)
     arena = Arena(
@@ -209,9 +213,65 @@ def measure_attention(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
     return {"attention_vs_dense": max(ratios.values())}, {"ratios": ratios}
 
 
+# Compaction.
+
+TREE = Tree((0, 1, 2, 3), (0, 0, 0, 2))  # of which (0, 2, 3) is accepted: node 1 leaves a hole
+ACCEPTED = (0, 2, 3)
+
+
+def tree_pack(where: SlotRange, context: int) -> tuple[PackHeader, Placement]:
+    """A pack whose rows are trees, behind trees with a hole each; and what closes the holes beside it."""
+    rows, layouts, moves = [], {}, []
+    for index, span in enumerate(ragged_rows(where, context)):
+        before = Regions(span.first).drafted(span.first, TREE.nodes, TREE.parents)
+        first = span.first + len(ACCEPTED)
+        row = Row(span.slot, 1, first, len(TREE.nodes), True, None, tree=TREE, accepted=ACCEPTED)
+        placed = place(before, row, where, CompactionPolicy.EAGER)
+        assert placed.layout is not None
+        assert placed.after is not None
+        layouts[index] = placed.layout
+        moves.append(placed.after)
+        rows.append(row)
+    return PackHeader("0" * 16, 0, 0, 1, where.numbers, tuple(rows)), Placement(layouts, tuple(moves))
+
+
+def measure_compaction(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
+    """The same pack time and again, its holes closed beside it or left."""
+    model = a_model(size)
+    where = SlotRange.of(0, size.rows, size.capacity)
+    arena = an_arena(model, [size.rows * size.capacity], 0)
+    stage = Stage("bench", model.blocks.start, model.blocks.stop)
+    worker = ModelWorker(stage, model, arena, embeds=False, heads=False)
+    pack, placement = tree_pack(where, size.context)
+    hidden = torch.randn((pack.token_count, model.hidden_size), generator=torch.Generator().manual_seed(0))
+    body = hidden.numpy().tobytes()
+
+    def step(placement: Placement) -> Work:
+        return lambda: worker.stage_out(pack, worker.compute(pack, worker.stage_in(pack, body, placement)))
+
+    left = Placement(placement.layouts)
+    took = interleaved({"closed": step(placement), "left": step(left)}, 4 * size.rounds)
+    ratio = paired(took["closed"], took["left"])
+    low, high = interval([a / b for a, b in zip(took["closed"], took["left"], strict=True)])
+    moved = sum(len(one.sources) for one in placement.compactions)
+    print(
+        f"compaction of {moved} cells a block: {ratio:.3f} of the step without, 95 %: {low:.3f} to {high:.3f}"
+    )
+    each = {name: spread([1e3 * one for one in seconds]) for name, seconds in took.items()}
+    return {"compaction_step": ratio}, {"ms_a_step": each, "interval": [low, high], "cells": moved}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % of the median, by resampling."""
+    drawn = random.Random(0)
+    found = sorted(median(drawn.choices(values, k=len(values))) for _ in range(2000))
+    return found[50], found[-51]
+
+
 PARTS: Mapping[str, Callable[[Size], tuple[dict[str, float], dict[str, Any]]]] = {
     "alpha": measure_alpha,
     "attention": measure_attention,
+    "compaction": measure_compaction,
 }
 
 
