@@ -27,6 +27,7 @@ from bbquic.model.spec import build_config, spec_for_type
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.placement import CompactionPolicy, Placement, place
 from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
+from bbquic.runtime.ranges import aligned
 from bbquic.runtime.rehearsal import decode_rows, rehearsal
 from bbquic.runtime.stage import ModelWorker
 from bench.common import append_result, median, print_bars, spread
@@ -46,7 +47,7 @@ FIELDS: Mapping[str, Any] = {  # SmolLM2-135M's
     "tie_word_embeddings": True,
 }
 SMALL = {"num_hidden_layers": 2, "hidden_size": 144, "intermediate_size": 256, "vocab_size": 512}
-ROWS, CONTEXT, CAPACITY = 32, 240, 320
+ROWS, CONTEXT = 32, 240
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 EQUAL = ((32, 240), (8, 1024), (64, 64))  # rows of equal length, for attention against dense
 CPU = torch.device("cpu")
@@ -65,7 +66,8 @@ class Size:
 
     @property
     def capacity(self) -> int:
-        return CAPACITY * self.context // CONTEXT // 16 * 16
+        """For the longest of rows that look back on `context` tokens on average, and a tree."""
+        return aligned(self.context * 5 // 4 + 16)
 
 
 def interleaved(works: Mapping[str, Work], rounds: int) -> dict[str, list[float]]:
@@ -164,7 +166,7 @@ def attention_works(size: Size, rows: int, context: int) -> dict[str, Work]:
     have the earlier keys, by either of its ways to share a key head."""
     names = ("num_attention_heads", "num_key_value_heads", "head_dim")
     heads, kv, width = (int(size.fields[name]) for name in names)
-    count, capacity = 10, -(-(context + 1) // 16) * 16
+    count, capacity = 10, aligned(context + 1)
     where = SlotRange.of(0, rows, capacity)
     arena = Arena(
         blocks=range(count),
@@ -254,9 +256,7 @@ def measure_compaction(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
     ratio = paired(took["closed"], took["left"])
     low, high = interval([a / b for a, b in zip(took["closed"], took["left"], strict=True)])
     moved = sum(len(one.sources) for one in placement.compactions)
-    print(
-        f"compaction of {moved} cells a block: {ratio:.3f} of the step without, 95 %: {low:.3f} to {high:.3f}"
-    )
+    print(f"compaction of {moved} cells: {ratio:.3f} of the step without, 95 %: {low:.3f} to {high:.3f}")
     each = {name: spread([1e3 * one for one in seconds]) for name, seconds in took.items()}
     return {"compaction_step": ratio}, {"ms_a_step": each, "interval": [low, high], "cells": moved}
 
