@@ -1,4 +1,5 @@
-"""What only a GPU can show: the lanes' streams overlap, pinned buffers are few, tokens are right.
+"""What only a GPU can show: the lanes' streams overlap, attention in host memory goes on beside the device's,
+pinned buffers are few, tokens are right.
 
 `python -m bench.gpu_check`: minutes. Without a CUDA device it says so, checks nothing and exits 0; a check
 that fails makes it exit 1. METHODOLOGY.md says what the figures mean.
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count as count_up
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bbquic.errors import BBQuicError, StageFailed
-from bbquic.kv.ranges import CELL_ALIGNMENT, Tiers
+from bbquic.kv.attention import PackedAttention
+from bbquic.kv.offload import Answer, Bus, CudaBus, HostAttention
+from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.fetch import fetch_model
 from bbquic.model.registry import user_cache
 from bbquic.model.weights import load_tensors, tensors_for
-from bbquic.runtime.device import CudaDevice, Device
+from bbquic.runtime.device import CudaDevice, Device, Moment
+from bbquic.runtime.device import now as device_now
 from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import Job, Lanes
 from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.pool import EACH
 from bbquic.runtime.protocol import PackHeader, Row, Stage
+from bbquic.runtime.ranges import aligned
 from bbquic.runtime.stage import Computed, ModelWorker, Output, Staged
 from bbquic.runtime.timing import Mark
 from bbquic.units import Bytes, Seconds
@@ -42,6 +49,8 @@ TESTS = Path(__file__).parent.parent / "tests"
 MODEL = "smollm2-135m"
 TIE = 1e-4  # logits closer than this at the top are a tie, and either token is right
 PROMPTS, ANSWER = 8, 24
+CHUNK = 24  # tokens of a prompt in a pack; most prompts have several, so some look back into host memory
+HOST_CONTEXT = 256  # tokens that rows in host memory look back on
 PACKS, BODY = 16, 32 << 20  # of the overlap check: 32 MB take over a millisecond on any bus
 LEAST_OVERLAP = 0.5  # of the copies' time
 
@@ -169,6 +178,76 @@ def check_overlap(device: CudaDevice) -> bool:
     return into >= LEAST_OVERLAP and out >= LEAST_OVERLAP and ordered and reused
 
 
+class Watched(HostAttention):
+    """Notes when the device was at its own attention, of rows beside those of the host."""
+
+    def __init__(self, arena: Arena, bus: Bus, device: Device) -> None:
+        self.on_host: list[Interval] = []
+        super().__init__(arena, bus, lambda began, ended: self.on_host.append((began, ended)))
+        self._device = device
+        self._began: Moment | None = None
+        self._marks: list[tuple[Moment, Moment]] = []
+
+    @property
+    def on_device(self) -> list[Interval]:
+        return [(began.seconds(), ended.seconds()) for began, ended in self._marks]
+
+    def begin(self, *asked: Any, **how: Any) -> Answer:
+        answer = super().begin(*asked, **how)
+        self._began = self._device.moment()
+        return answer
+
+    def settle(self) -> None:
+        """Called first when all of the device's rows were asked for."""
+        if self._began is not None:
+            self._marks.append((self._began, self._device.moment()))
+            self._began = None
+        super().settle()
+
+
+def attend_beside(device: Device, bus: Bus, contexts: tuple[int, int], rows: int, times: int) -> Watched:
+    """Attention of `rows` decode rows on the device and as many in host memory, each side with a context of
+    its own, `times` times in one block."""
+    capacity = aligned(max(contexts) + 1)
+    where = SlotRange.of(0, rows, capacity, rows * capacity, rows)
+    arena = Arena(
+        blocks=range(1),
+        tiers=Tiers((rows * capacity, rows * capacity)),
+        on_host=1,
+        kv_heads=4,
+        head_dim=64,
+        dtype=torch.float32,
+        device=device.torch_device,
+    )
+    spans = [RowSpan(slot, contexts[where.tier(slot)], 1) for slot in where.slots()]
+    host = Watched(arena, bus, device)
+    with torch.inference_mode(), device.computing(device_now()):
+        pack = PackedAttention(spans, where, arena, device=device.torch_device, host=host)
+        q, k, v = (torch.ones(1, n, 2 * rows, 64, device=device.torch_device) for n in (16, 4, 4))
+        for _ in range(times):
+            with host:
+                pack.attend(0, q, k, v, scale=None)
+        device.fetch([q[0, 0, 0, :1]])  # waits for all before it
+    host.close()
+    return host
+
+
+def check_host_attention(device: CudaDevice) -> bool:
+    """Half of the slots are in host memory; the device's contexts are as long as it takes to keep it busy."""
+    for context in (1024, 4096, 16384):
+        host = attend_beside(device, CudaBus(device.torch_device), (context, HOST_CONTEXT), 32, 12)
+        on_host, on_device = host.on_host[2:], host.on_device[2:]  # the first ones make workspaces
+        spent = [sum(stop - start for start, stop in one) / len(one) for one in (on_host, on_device)]
+        if spent[1] >= spent[0]:
+            break
+    shares = overlap(on_host, on_device), overlap(on_device, on_host)
+    print(
+        f"overlap_host: {shares[0]:.2f} of the host's attention ({spent[0] * 1e3:.2f} ms) went on beside the "
+        f"device's ({spent[1] * 1e3:.2f} ms), which is {shares[1]:.2f} of that"
+    )
+    return max(shares) >= LEAST_OVERLAP
+
+
 def open_model(folder: Path) -> ModelDirectory:
     """The default model where it can be had, else a small random one."""
     try:
@@ -187,8 +266,12 @@ def read_prompts(model: ModelDirectory, count: int) -> list[list[int]]:
     return [tokens for tokens in map(model.tokenizer.encode, texts) if 0 < len(tokens) <= 200][:count]
 
 
-def make_workers(model: ModelDirectory, stages: int, cells: int, device: torch.device) -> list[ModelWorker]:
-    """The model in float32, cut into stages of like size."""
+def make_workers(
+    model: ModelDirectory, stages: int, where: SlotRange, on_host: int, device: torch.device
+) -> list[ModelWorker]:
+    """The model in float32, cut into stages of like size, whose KV is as much as `where`, its last `on_host`
+    tiers in host memory."""
+    tiers = Tiers(tuple(len(where.span(tier)) for tier in range(where.tiers)))
     cuts = [model.blocks * place // stages for place in range(stages + 1)]
     workers = []
     for place, (first, stop) in enumerate(pairwise(cuts)):
@@ -198,7 +281,8 @@ def make_workers(model: ModelDirectory, stages: int, cells: int, device: torch.d
         loaded = StageModel(model.spec, model.config, tensors, blocks=blocks, embeds=embeds, heads=heads)
         arena = Arena(
             blocks=blocks,
-            tiers=Tiers((cells,)),
+            tiers=tiers,
+            on_host=on_host,
             kv_heads=loaded.kv_heads,
             head_dim=loaded.head_dim,
             dtype=torch.float32,
@@ -210,26 +294,45 @@ def make_workers(model: ModelDirectory, stages: int, cells: int, device: torch.d
 
 
 def generate(
-    workers: Sequence[ModelWorker], prompts: Sequence[Sequence[int]], count: int, capacity: int
+    workers: Sequence[ModelWorker], prompts: Sequence[Sequence[int]], count: int, where: SlotRange
 ) -> list[list[int]]:
-    """Greedy answers of `count` tokens to all prompts at once, each in a slot of its own."""
+    """Greedy answers of `count` tokens to all prompts at once, each in a slot of its own; prompts come in
+    chunks of CHUNK."""
+    slots = list(where.slots())
     answers: list[list[int]] = [[] for _ in prompts]
-    for step in range(count):
-        rows, tokens = [], b""
-        for slot, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            new = answer[-1:] or list(prompt)
-            first = len(prompt) + len(answer) - 1 if answer else 0
-            rows.append(Row(slot, 1, first, len(new), True, None))
+    stored = [0 for _ in prompts]
+    for step in count_up(1):
+        rows, tokens, wanting = [], b"", []
+        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            if len(answer) == count:
+                continue
+            known = [*prompt, *answer]
+            new = known[stored[index] : stored[index] + CHUNK]
+            wants = stored[index] + len(new) == len(known)
+            rows.append(Row(slots[index], 1, stored[index], len(new), wants, None))
             tokens += b"".join(token.to_bytes(4, "little") for token in new)
-        pack = PackHeader("0" * 16, 0, 0, step + 1, (0, len(prompts), capacity), tuple(rows), tokens)
+            stored[index] += len(new)
+            wanting += [answer] if wants else []
+        if not rows:
+            break
+        pack = PackHeader("0" * 16, 0, 0, step, where.numbers, tuple(rows), tokens)
         body: bytes | memoryview = b""
         for worker in workers:
             output = worker.stage_out(pack, worker.compute(pack, worker.stage_in(pack, body)))
             body = output.body
         assert output.tokens is not None
-        for answer, token in zip(answers, output.tokens, strict=True):
+        for answer, token in zip(wanting, output.tokens, strict=True):
             answer.append(token)
     return answers
+
+
+def offloading(slots: int, capacity: int, alpha: float) -> tuple[SlotRange, int]:
+    """So many slots, a share `alpha` of them in a tier in host memory; and how many tiers are there."""
+    beside = round(alpha * slots)
+    if beside in (0, slots):
+        return SlotRange.of(0, slots, capacity), int(beside > 0)
+    here = slots - beside
+    return SlotRange.of(0, here, capacity, here * capacity, beside), 1
 
 
 @torch.inference_mode()
@@ -242,24 +345,26 @@ def wrong_tokens(reference: Any, prompt: Sequence[int], answer: Sequence[int]) -
 
 
 def check_tokens(device: torch.device) -> bool:
-    """Whether the model's tokens on `device`, whole and in two stages, are transformers' there."""
+    """Whether the model's tokens on `device` are transformers' there: whole and in two stages, with none,
+    half and all of the slots in host memory."""
     good = True
     with tempfile.TemporaryDirectory() as folder:
         model = open_model(Path(folder))
         prompts = read_prompts(model, PROMPTS)
-        need = max(map(len, prompts)) + ANSWER
-        capacity = -(-need // CELL_ALIGNMENT) * CELL_ALIGNMENT
+        capacity = aligned(max(map(len, prompts)) + ANSWER)
         reference = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval().to(device)
         found = []
-        for stages in (1, 2):
-            workers = make_workers(model, stages, capacity * len(prompts), device)
-            answers = generate(workers, prompts, ANSWER, capacity)
+        for stages, alpha in ((1, 0.0), (2, 0.0), (1, 0.5), (2, 1.0)):
+            where, on_host = offloading(len(prompts), capacity, alpha)
+            answers = generate(make_workers(model, stages, where, on_host, device), prompts, ANSWER, where)
             found.append(answers)
             wrong = sum(wrong_tokens(reference, *pair) for pair in zip(prompts, answers, strict=True))
             total = ANSWER * len(prompts)
-            print(f"tokens_{stages}_stages: {total - wrong} of {total} as transformers chooses")
+            print(
+                f"tokens_{stages}_stages_alpha_{alpha:g}: {total - wrong} of {total} as transformers chooses"
+            )
             good = good and not wrong
-        print(f"tokens_alike: {found[0] == found[1]}")
+        print(f"tokens_alike: {all(one == found[0] for one in found)}")
     return good
 
 
@@ -269,7 +374,11 @@ def main() -> int:
         return 0
     device = torch.device("cuda", torch.cuda.current_device())
     print(f"device: {torch.cuda.get_device_name(device)}, torch {torch.__version__}")
-    checks = {"overlap": check_overlap(CudaDevice(device)), "tokens": check_tokens(device)}
+    checks = {
+        "overlap": check_overlap(CudaDevice(device)),
+        "host_attention": check_host_attention(CudaDevice(device)),
+        "tokens": check_tokens(device),
+    }
     for name, good in checks.items():
         print(f"{name}: {'ok' if good else 'FAILED'}")
     return 0 if all(checks.values()) else 1

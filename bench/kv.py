@@ -31,6 +31,7 @@ from bbquic.runtime.ranges import aligned
 from bbquic.runtime.rehearsal import decode_rows, rehearsal
 from bbquic.runtime.stage import ModelWorker
 from bench.common import append_result, median, print_bars, spread
+from bench.gpu_check import offloading
 
 FIELDS: Mapping[str, Any] = {  # SmolLM2-135M's
     "model_type": "llama",
@@ -114,15 +115,6 @@ def an_arena(model: StageModel, tiers: Sequence[int], on_host: int) -> Arena:
 # The split.
 
 
-def split_range(rows: int, capacity: int, alpha: float) -> tuple[SlotRange, int]:
-    """A micro-batch of so many slots, a share `alpha` of them in a tier on the host; and tiers there."""
-    beside = round(alpha * rows)
-    if beside in (0, rows):
-        return SlotRange.of(0, rows, capacity), int(beside > 0)
-    device = rows - beside
-    return SlotRange.of(0, device, capacity, device * capacity, beside), 1
-
-
 def ragged_rows(where: SlotRange, context: int) -> list[RowSpan]:
     """A decode row in each slot, tier after tier, of lengths as a job's."""
     lengths = [span.first for span in decode_rows(where.count, context)]
@@ -146,7 +138,7 @@ def a_step(model: StageModel, where: SlotRange, on_host: int, context: int) -> W
 def measure_alpha(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
     model = a_model(size)
     works = {
-        f"{alpha:g}": a_step(model, *split_range(size.rows, size.capacity, alpha), size.context)
+        f"{alpha:g}": a_step(model, *offloading(size.rows, size.capacity, alpha), size.context)
         for alpha in ALPHAS
     }
     took = interleaved(works, size.rounds)

@@ -11,10 +11,12 @@ import torch
 from bench.common import print_bars
 from bench.gpu_check import (
     Grinder,
+    attend_beside,
     generate,
     grind,
     interval,
     make_workers,
+    offloading,
     overlap,
     read_prompts,
     wrong_tokens,
@@ -26,6 +28,7 @@ from bbquic.model.fetch import fetch_model
 from bbquic.model.registry import user_cache
 from bbquic.runtime.device import HostDevice
 from bbquic.runtime.timing import Mark
+from late_bus import LateBus
 from tiny_model import make_tiny_llama
 
 ROOT = Path(__file__).parent.parent.parent
@@ -97,16 +100,23 @@ def test_what_gpu_check_generates_is_what_transformers_chooses(tmp_path: Path) -
     device = torch.device("cpu")
     prompts = read_prompts(model, 3)
     capacity = 16 * (1 + (max(map(len, prompts)) + 12) // 16)
+    settings = ((1, 0.0), (2, 0.0), (1, 0.5), (2, 1.0))
     reference = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval()
-    found = [
-        generate(make_workers(model, stages, capacity * len(prompts), device), prompts, 12, capacity)
-        for stages in (1, 2)
-    ]
-    assert found[0] == found[1]
+    found = []
+    for stages, alpha in settings:
+        where, on_host = offloading(len(prompts), capacity, alpha)
+        found.append(generate(make_workers(model, stages, where, on_host, device), prompts, 12, where))
+    assert all(one == found[0] for one in found)
     for prompt, answer in zip(prompts, found[0], strict=True):
         assert wrong_tokens(reference, prompt, answer) == 0
         changed = [*answer[:5], (answer[5] + 1) % 256, *answer[6:]]
         assert wrong_tokens(reference, prompt, changed) > 0
+
+
+def test_gpu_check_notes_when_both_attend_without_a_gpu_too() -> None:
+    host = attend_beside(HostDevice(), LateBus(), (40, 20), 2, 3)
+    assert len(host.on_host) == len(host.on_device) == 3
+    assert all(began <= ended for began, ended in (*host.on_host, *host.on_device))
 
 
 def test_gpu_checks_lanes_keep_packs_whole_without_a_gpu_too() -> None:

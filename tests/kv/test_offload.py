@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -14,61 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbquic.kv.attention import PackedAttention
-from bbquic.kv.offload import Arrival, HostAttention, Sent
+from bbquic.kv.offload import Arrival, HostAttention
 from bbquic.kv.ranges import SlotRange, Strip, Tiers
 from bbquic.kv.rows import Layout, RowSpan
 from bbquic.kv.slab import Arena
+from late_bus import LateArrival, LateBus, room, split
 
 HEADS, HEAD_DIM, CAPACITY = 6, 8, 32
 CPU = torch.device("cpu")
 BLOCKS = range(3, 5)
-
-
-class LateBus:
-    """A bus between two parts of the CPU's memory that copies down as late as it may, with one buffer each
-    way as on CUDA: what is in a buffer too early or for too short is wrong."""
-
-    def __init__(self) -> None:
-        self.arrives = threading.Event()  # nothing does before
-        self.arrives.set()
-        self._rows, self._answers = torch.empty(0), torch.empty(0)
-        self.sent: list[PlainSent] = []
-
-    def down(self, tensors: Sequence[torch.Tensor]) -> Arrival:
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self._rows = _room(self._rows, flat.numel())
-        return LateArrival(self, flat, self._rows, [tensor.shape for tensor in tensors])
-
-    def answers(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[torch.Tensor]:
-        self._answers = _room(self._answers, sum(torch.Size(shape).numel() for shape in shapes))
-        self._answers.fill_(torch.nan)
-        return _split(self._answers, shapes)
-
-    def up(self, tensor: torch.Tensor) -> Sent:
-        self.sent.append(PlainSent(tensor.clone()))
-        return self.sent[-1]
-
-
-@dataclass
-class LateArrival:
-    bus: LateBus
-    flat: torch.Tensor
-    room: torch.Tensor
-    shapes: list[torch.Size]
-
-    def wait(self) -> list[torch.Tensor]:
-        self.bus.arrives.wait()
-        self.room[: self.flat.numel()] = self.flat
-        return _split(self.room, self.shapes)
-
-
-@dataclass
-class PlainSent:
-    tensor: torch.Tensor
-    was_waited_for: bool = False
-
-    def wait(self) -> None:
-        self.was_waited_for = True
 
 
 class BrokenBus(LateBus):
@@ -86,16 +39,6 @@ class BrokenBus(LateBus):
                 return arrival.wait()
 
         return Broken()
-
-
-def _room(buffer: torch.Tensor, values: int) -> torch.Tensor:
-    return buffer if buffer.numel() >= values else torch.empty(2 * values)
-
-
-def _split(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    counts = [torch.Size(shape).numel() for shape in shapes]
-    parts = torch.split(flat[: sum(counts)], counts)
-    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def make_range(strips: Sequence[int]) -> tuple[SlotRange, Tiers]:
@@ -195,7 +138,7 @@ def fill(arena: Arena, where: SlotRange, seed: int) -> None:
 class EarlyArrival(LateArrival):
     def wait(self) -> list[torch.Tensor]:
         self.bus.arrives.wait()
-        return _split(self.room, self.shapes)
+        return split(self.room, self.shapes)
 
 
 class EarlyBus(LateBus):
@@ -204,7 +147,7 @@ class EarlyBus(LateBus):
     def down(self, tensors: Sequence[torch.Tensor]) -> Arrival:
         self.arrives.clear()
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self._rows = _room(self._rows, flat.numel())
+        self._rows = room(self._rows, flat.numel())
         self._rows[: flat.numel()] = flat
         return EarlyArrival(self, flat, self._rows, [tensor.shape for tensor in tensors])
 
