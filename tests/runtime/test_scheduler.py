@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_simulation import make_sequence
 
@@ -324,19 +324,27 @@ def test_a_full_arena_is_parted_and_joined_without_a_copy() -> None:
         assert scheduler.decisions() == ()
 
 
-def test_two_tiers_are_parted_and_joined_without_a_copy_and_evenly() -> None:
-    """Twelve slots of a stage are on its device and four in host memory, a fourth of each micro-batch's."""
-    tiers = (12 * 16, 4 * 16)
-    scheduler, pace = adapting_scheduler([(2, 14)] * 16, tiers=tiers, slots=16, start=1)
-    parts = ((4, [(3, 1)] * 4), (2, [(6, 2)] * 2), (1, [(12, 4)]), (3, [(3, 1)] * 2 + [(6, 2)]))
-    for count, expected in parts:
+@settings(max_examples=25)
+@given(
+    quarter=st.lists(st.integers(0, 3), min_size=2, max_size=3).filter(any),
+    counts=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=6),
+)
+def test_tiers_are_parted_and_joined_without_a_copy_and_each_evenly(
+    quarter: list[int], counts: list[int]
+) -> None:
+    """Each micro-batch has its part of the slots of each tier, and no slot's first cell ever changes."""
+    slots = 4 * sum(quarter)
+    tiers = tuple(4 * 48 * each for each in quarter)
+    scheduler, pace = adapting_scheduler([(4, 44)] * slots, tiers=tiers, slots=slots, start=1)
+    for count in counts:
         pace.count = count
-        for _ in range(3):
+        for _ in range(4):
             packs = go_on(scheduler)
-        assert sorted(tuple(strip.slots for strip in pack.range.strips) for pack in packs) == expected
+        expected = [each * 4 // count for each in quarter]
+        assert [[strip.slots for strip in pack.range.strips] for pack in packs] == [expected] * count
         assert all([row.slot for row in pack.rows] == list(pack.range.slots()) for pack in packs)
         cells = [pack.range.cells(row.slot).start for pack in packs for row in pack.rows]
-        assert sorted(cells) == list(range(0, 256, 16))
+        assert sorted(cells) == list(range(0, sum(tiers), 48))
     assert scheduler.decisions() == ()
 
 
