@@ -280,74 +280,6 @@ def test_nobody_moves_while_others_wait_where_the_number_of_micro_batches_was_as
     assert scheduler.moved == 0
 
 
-def adapting_scheduler(
-    needs: list[tuple[int, int]], *, tiers: tuple[int, ...], slots: int, start: int, most: int = 4
-) -> tuple[Scheduler, FixedPace]:
-    """Sequences of (prompt, max_tokens); those with a slot are past their prompts, nothing is on its way."""
-    pace = FixedPace(window=99)
-    options = SchedulerOptions(micro_batches=most, slots=slots, tiers=tiers, start=start)
-    scheduler = Scheduler(options, pace)
-    for line, (prompt, most_tokens) in enumerate(needs):
-        scheduler.offer(make_sequence(line, prompt=prompt, max_tokens=most_tokens))
-    go_on(scheduler)
-    assert all(sequence.decodes for _, _, sequence in scheduler.seats())
-    return scheduler, pace
-
-
-def by_batch(scheduler: Scheduler) -> list[int]:
-    counted: dict[int, int] = {}
-    for batch, _, _ in scheduler.seats():
-        counted[batch] = counted.get(batch, 0) + 1
-    return sorted(counted.values())
-
-
-def go_on(scheduler: Scheduler) -> list[Pack]:
-    """Every micro-batch makes a step, and all of them come back."""
-    packs = []
-    while (pack := scheduler.any_pack()) is not None:
-        packs.append(pack)
-    for pack in packs:
-        scheduler.take_tokens(pack.micro_batch, pack.step, [8] * sum(row.wants_token for row in pack.rows))
-    return packs
-
-
-def test_a_full_arena_is_parted_and_joined_without_a_copy() -> None:
-    """Each slot keeps its cells, so the first cell of a row's slot never changes."""
-    scheduler, pace = adapting_scheduler([(2, 14)] * 8, tiers=(8 * 16,), slots=8, start=1)
-    for count, shares in ((4, [2, 2, 2, 2]), (2, [4, 4]), (1, [8]), (3, [2, 2, 4])):
-        pace.count = count
-        for _ in range(3):
-            packs = go_on(scheduler)
-        assert by_batch(scheduler) == shares
-        cells = [pack.range.cells(row.slot).start for pack in packs for row in pack.rows]
-        assert sorted(cells) == list(range(0, 128, 16))
-        assert scheduler.decisions() == ()
-
-
-def test_two_tiers_are_parted_and_joined_without_a_copy_and_evenly() -> None:
-    """Twelve slots of a stage are on its device and four in host memory, a fourth of each micro-batch's."""
-    tiers = (12 * 16, 4 * 16)
-    scheduler, pace = adapting_scheduler([(2, 14)] * 16, tiers=tiers, slots=16, start=1)
-    parts = ((4, [(3, 1)] * 4), (2, [(6, 2)] * 2), (1, [(12, 4)]), (3, [(3, 1)] * 2 + [(6, 2)]))
-    for count, expected in parts:
-        pace.count = count
-        for _ in range(3):
-            packs = go_on(scheduler)
-        assert sorted(tuple(strip.slots for strip in pack.range.strips) for pack in packs) == expected
-        assert all([row.slot for row in pack.rows] == list(pack.range.slots()) for pack in packs)
-        cells = [pack.range.cells(row.slot).start for pack in packs for row in pack.rows]
-        assert sorted(cells) == list(range(0, 256, 16))
-    assert scheduler.decisions() == ()
-
-
-def test_an_odd_slot_of_one_tier_goes_down_and_of_the_next_one_up() -> None:
-    scheduler, pace = adapting_scheduler([(2, 14)] * 9, tiers=(3 * 16, 5 * 16, 16), slots=9, start=1)
-    pace.count = 2
-    for _ in range(2):
-        packs = go_on(scheduler)
-    assert [[strip.slots for strip in pack.range.strips] for pack in packs] == [[2, 2, 1], [1, 3, 0]]
-
-
 def test_the_device_fills_first_and_a_long_record_goes_where_it_fits() -> None:
     options = SchedulerOptions(micro_batches=1, slots=4, tiers=(64, 128))
     scheduler = Scheduler(options, FixedPace(window=1, chunk=64))
@@ -361,30 +293,6 @@ def test_the_device_fills_first_and_a_long_record_goes_where_it_fits() -> None:
     scheduler.offer(make_sequence(0, prompt=100, max_tokens=9))
     long = launched(scheduler)
     assert ([row.slot for row in long.rows], long.range.numbers) == ([1], (0, 0, 112, 64, 1))
-
-
-def test_with_room_to_spare_sequences_are_copied_so_that_all_micro_batches_have_as_many() -> None:
-    scheduler, pace = adapting_scheduler([(4, 12)] * 12, tiers=(64 * 16,), slots=12, start=4)
-    for count, shares in ((3, [4, 4, 4]), (2, [6, 6]), (4, [3, 3, 3, 3])):
-        pace.count = count
-        for _ in range(3):
-            go_on(scheduler)
-        assert by_batch(scheduler) == shares
-
-
-def test_sequences_that_fit_nowhere_else_go_on_where_they_are_and_it_is_said_so() -> None:
-    """A micro-batch of long slots below one of short ones: neither side by side nor room for a copy."""
-    needs = [(4, 12), (4, 12), (20, 12), (4, 12), (4, 12), (4, 12)]
-    scheduler, pace = adapting_scheduler(needs, tiers=(64,), slots=4, start=2, most=2)
-    assert by_batch(scheduler) == [1, 2]
-    pace.count = 1
-    go_on(scheduler)
-    assert by_batch(scheduler) == [1, 2]
-    assert "fit no free slot" in scheduler.decisions()[-1]
-    for _ in range(40):
-        go_on(scheduler)
-    assert scheduler.micro_batches == 1
-    assert scheduler.decisions() == ()
 
 
 def test_the_arena_is_shared_out_anew_only_when_nothing_is_on_its_way_for_it() -> None:
