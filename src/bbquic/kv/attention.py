@@ -131,12 +131,27 @@ class PackedAttention:
         window: int | None,
     ) -> torch.Tensor:
         """Runs one after the other; q `[tokens, heads, head_dim]`, k and v are theirs, in their order."""
+        if len(runs) == 1:
+            return self._one(runs[0], block, q, k, v, scale, window)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for run in runs:
-            keys, values = self._arena.view(block, self._where, run.tier)
-            run.store(k[run.tokens], v[run.tokens], keys, values)
-            out[run.tokens] = run.attend(q[run.tokens], keys, values, scale=scale, window=window)
+            own = run.tokens
+            out[own] = self._one(run, block, q[own], k[own], v[own], scale, window)
         return out
+
+    def _one(
+        self,
+        run: Run,
+        block: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        keys, values = self._arena.view(block, self._where, run.tier)
+        run.store(k, v, keys, values)
+        return run.attend(q, keys, values, scale=scale, window=window)
 
 
 def _in_memory_order(rows: Sequence[RowSpan], where: SlotRange) -> list[int]:

@@ -34,6 +34,7 @@ class Run:
         self.width = max(row.count for row in rows)  # queries of a row; shorter rows have some for nothing
         self.stop = max(row.reach for row in rows)  # behind the last cell that is read
         self._is_plain = all(row.layout is None for row in rows)
+        self._is_level = all(row.start == rows[0].start for row in rows)
         self._is_even = all(row.count == self.width for row in rows)
         self._device = device
         self._masks: dict[tuple[int | None, int], torch.Tensor | None] = {}
@@ -55,6 +56,10 @@ class Run:
     def store(self, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put the run's keys and values `[tokens, kv_heads, head_dim]` where they belong."""
         keys, values = keys[self.slots], values[self.slots]
+        if self.width == 1 and self._is_level:
+            keys[:, :, self.rows[0].start] = k
+            values[:, :, self.rows[0].start] = v
+            return
         if self._at:
             row, _, cell = self._at
             keys[row, :, cell] = k
@@ -83,6 +88,10 @@ class Run:
             return self._chunk(q, keys, values, scale, window)
         n, c, (tokens, heads, head_dim) = len(self.rows), self.width, q.shape
         group = heads // keys.shape[1]
+        if c == 1:
+            grouped, mask = q.reshape(n, -1, group, head_dim), self._mask(window, 1)
+            out = F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+            return out.reshape(n, heads, head_dim)
         if not self._is_even:
             padded = q.new_zeros((n, c, heads, head_dim))
             padded[self._at[0], self._at[1]] = q
@@ -90,7 +99,7 @@ class Run:
         grouped = q.view(n, c, -1, group, head_dim).permute(
             0, 2, 3, 1, 4
         )  # [n, kv_heads, group, c, head_dim]
-        mask = self._mask(window, group if c > 1 else 1)
+        mask = self._mask(window, group)
         out = F.scaled_dot_product_attention(
             grouped.reshape(n, -1, group * c, head_dim), keys, values, mask, scale=scale
         )

@@ -127,7 +127,7 @@ class Ledger(Generic[T]):
     def _rows(
         self, pack: PackHeader, where: SlotRange, filled: dict[int, Held]
     ) -> tuple[list[SlotCompaction], Placement]:
-        """Check the pack's rows against `filled`, which has them then. What makes room first; how they lie."""
+        """Check the pack's rows against `filled`, which has them then. Gives what makes room, and layouts."""
         rest: list[tuple[int, Row, Regions]] = []  # rows of slots that are not plain, or will not be
         seen: set[int] = set()
         for index, row in enumerate(pack.rows):
