@@ -70,7 +70,7 @@ def check(cluster: Cluster, model: ModelSizes, job: JobShape, plan: Plan, option
             memory,
             blocks=stage.blocks,
             batch=layout.batch,
-            rows=-(-layout.batch // layout.micro_batches),
+            micro_batches=layout.micro_batches,
             slot=job.slot,
             embeds=bool(place & FIRST),
             heads=bool(place & LAST),
