@@ -242,7 +242,7 @@ def buffer_bytes(model: ModelSizes, tokens: int) -> Bytes:
 
 
 def whole_slots(on_host: int, batch: int, micro_batches: int) -> int:
-    """K such that the device has whole slots of every micro-batch, as many of each: the rest is on the host."""
+    """K with which the device has whole slots, as many of every micro-batch: the rest is on the host."""
     return batch - micro_batches * ((batch - on_host) // micro_batches) if on_host else 0
 
 
@@ -264,7 +264,7 @@ def offloaded_slots(
 ) -> int | None:
     """K: how many of a stage's slots keep their KV in host memory; None where that does not hold them either.
 
-    As many of each micro-batch, where the host holds that. `rest` is what weights, workspace and buffers take.
+    As many of each micro-batch, where the host holds that. `rest` is weights, workspace and buffers.
     """
     each = blocks * slot * model.kv_bytes
     room = int(node.memory * options.share) - rest

@@ -1,8 +1,8 @@
 """The arena's tiers from how many slots each stage keeps in host memory: pure numbers.
 
-All stages number the cells alike. A stage that keeps more slots on the host keeps more tiers there, always
-the last ones: with K of 4, 0 and 10 of 32 slots the tiers are 22, 6 and 4 slots, of which the stages have the last 1, 0
-and 2 on the host.
+All stages number the cells alike. A stage that keeps more slots on the host has more tiers there, always the
+last ones: with K of 4, 0 and 12 of 32 slots tiers are of 20, 8 and 4 slots, and the stages have the last 1, 0
+and 2 of them on the host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bbquic.errors import PlanRefused
 from bbquic.kv.ranges import CELL_ALIGNMENT, MAX_TIERS
 from bbquic.plan.cost import whole_slots
 
@@ -66,17 +65,36 @@ def tiers_of(
 ) -> Tiering:
     """Tiers for `batch` slots of `slot` cells in equal micro-batches, `offloaded` of them at each stage.
 
-    A stage never has more on its device than the slots that it keeps there, and on its host no fewer than were
-    asked for. Where host memory allows, what is on the host is rounded up, so that each micro-batch has whole slots in
-    every tier. `rooms` hold the slots as they are asked for (`longest_slot`).
+    A stage never has more on its device than the slots that it keeps there, nor less on its host than was
+    asked for. Where host memory allows, what is there is rounded up, so that each micro-batch has whole slots
+    in every tier. `rooms` hold what is asked for (`longest_slot`).
     """
-    held = [
-        _evenly(slots, room, batch, slot, micro_batches)
-        for slots, room in zip(offloaded, rooms, strict=True)
-    ]
+    sides = list(zip(offloaded, rooms, strict=True))
+    held = [_evenly(slots, room, batch, slot, micro_batches) for slots, room in sides]
     levels = _few(sorted({slots for slots in held if slots}))
-    spare = -batch % micro_batches
-    if not all(_takes(room, slots, spare, batch, slot) for room, slots in zip(rooms, held, strict=True)):
-        spare = 0
+    held = [next((level for level in levels if level >= slots > 0), 0) for slots in held]
     steps = [after - before for before, after in pairwise([0, *levels])]
-    first = [batch - levels[-1]] if levels[-1] < batch else []
+    rest = batch - sum(steps)
+    spare = -batch % micro_batches  # what the last tier lacks for whole slots of each micro-batch
+    if spare and all(
+        slots and room.takes((batch - slots) * slot, (slots + spare) * slot)
+        for slots, room in zip(held, rooms, strict=True)
+    ):
+        steps[0] += spare
+    sizes = [slots * slot for slots in (*([rest] if rest else []), *reversed(steps))]
+    return Tiering(tuple(sizes), tuple(sum(level <= slots for level in levels) for slots in held))
+
+
+def _evenly(slots: int, room: Room, batch: int, slot: int, micro_batches: int) -> int:
+    """As many slots of each micro-batch, where the host has the memory."""
+    more = whole_slots(slots, batch, micro_batches)
+    return more if room.takes((batch - more) * slot, more * slot) else slots
+
+
+def _few(levels: list[int]) -> list[int]:
+    """No more than there can be tiers: those between go up to the next, where that is least."""
+    while len(levels) > MAX_TIERS - 1:
+        widths = [after - before for before, after in zip([0, *levels], levels[1:], strict=False)]
+        place = widths.index(min(widths))
+        levels = [*levels[:place], *levels[place + 1 :]]
+    return levels
