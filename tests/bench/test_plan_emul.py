@@ -21,8 +21,8 @@ from bench.plan_emul.llama_30b import (
     extra,
     paper_step,
     published,
-    scene,
 )
+from bench.plan_emul.llama_30b import scene as llama_30b
 from bench.plan_emul.predict import layout_of, predict
 from bench.plan_emul.prediction import JOB, SET_UPS, THREE, TWO, TWO_EVEN, TWO_FAST, Ran, SetUp, ranked
 from bench.plan_emul.scenarios import all_scenarios, far_command
@@ -51,8 +51,11 @@ def test_a_stand_in_computes_its_blocks_and_the_ends_it_has() -> None:
 
 
 def test_offloaded_rows_of_a_stand_in_take_the_host_s_time_beside_the_device_s() -> None:
-    attention = {"attention": AttentionCost(0.0, 1e-3, 1e-4), "attention_host": AttentionCost(0.0, 0.01, 0.0)}
-    node = replace(machine("a", 2.0), **attention)
+    node = replace(
+        machine("a", 2.0),
+        attention=AttentionCost(0.0, 1e-3, 1e-4),
+        attention_host=AttentionCost(0.0, 0.01, 0.0),
+    )
     half, all_there = (cost_table(node, 6, MIDDLE, alpha=alpha, context=10.0) for alpha in (0.5, 0.0))
     assert half(8) == pytest.approx(12e-3 * (0.85 + 0.15 / 4) + 6 * 4 * 0.01)
     assert all_there(8) == pytest.approx(12e-3 * (0.85 + 0.15 / 4) + 6 * 8 * 2e-3)
@@ -64,7 +67,7 @@ def test_a_stand_in_of_llama_30b_takes_what_was_fitted_and_that_is_what_is_publi
     assert [paper_step(name) for name in TESTED] == pytest.approx(
         [published(name).steps[1] for name in TESTED], rel=0.05
     )
-    where = scene(FITTED)
+    where = llama_30b(FITTED)
     steps = []
     for nodes in (WITHOUT, WITH):
         layout = best(where, nodes, BATCH, 1).layout
