@@ -240,6 +240,7 @@ def test_a_node_that_does_not_offload_keeps_all_keys_or_does_not_fit() -> None:
         assert [kept(unable, batch) for batch in (32, 33)] == [0, None]
         assert [kept(unable, 32, share) for share in (0.0, 0.5)] == [0, None]
     assert [kept(able, batch, 0.5) for batch in (32, 50, 52)] == [16, 25, None]
+    assert kept(able, 57, 0.1) is None  # six slots are not the 25 for which the device has no room
     # where device and host are one memory, it holds all slots wherever they are said to be
     one = replace(able, offloads=False, host_memory=Bytes(0))
     assert [kept(one, batch, 0.5) for batch in (32, 33)] == [16, None]
