@@ -63,6 +63,14 @@ def test_codecs_are_compared_in_small() -> None:
     assert "bf16    4 rows REC" in done.stdout
 
 
+def test_the_kv_store_s_parts_are_measured_in_small() -> None:
+    command = [sys.executable, "-m", "bench.kv", "--quick", "--bars"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode in (0, 1), done.stderr  # what so small a run measures means nothing
+    for figure in ("alpha_worst", "attention_vs_dense", "compaction_step"):
+        assert f"{figure}: " in done.stdout
+
+
 def test_replays_of_the_codec_run_where_there_can_be_a_network() -> None:
     command = [sys.executable, "-m", "bench.replay_codec", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)

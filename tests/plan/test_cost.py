@@ -53,6 +53,8 @@ def test_attention_on_the_host_runs_beside_the_device_s_and_prompts_come_on_top(
     # device: 3 rows, 0.5 + 3 · 0.3 = 1.4; host: 1 row, 1 + 1.2 = 2.2; prompts: 0.5 + 6 (0.1 + 0.05) = 1.4
     load = Load(4, 20, prompt_tokens=6, prompt_context=5)
     assert overlapped_block_time(TWO_SPEEDS, load, 0.25) == pytest.approx(2.0 + 2.2 + 1.4)
+    one_cpu = replace(TWO_SPEEDS, host_beside=False)  # which attends to one after the other
+    assert overlapped_block_time(one_cpu, load, 0.25) == pytest.approx(2.0 + 1.4 + 2.2 + 1.4)
     assert overlapped_block_time(TWO_SPEEDS, load) == pytest.approx(2.0 + 1.7 + 1.4)
     assert overlapped_block_time(TWO_SPEEDS, Load(4, 20), 1.0) == pytest.approx(1.4 + 5.8)
 

@@ -12,14 +12,14 @@ import torch
 from bbquic.codec.frame import Shape, encode
 from bbquic.codec.planes import WIDTHS
 from bbquic.codec.table import LEARN_ROWS, TableLearner
-from bbquic.errors import ModelError, PlanRefused
+from bbquic.errors import ConfigError, ModelError, PlanRefused
 from bbquic.kv.rows import RowSpan
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import manifest_of
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import Curve, NodeProfile
 from bbquic.runtime.hop import CODECS
-from bbquic.runtime.machine import Machine
+from bbquic.runtime.machine import Machine, open_machine
 from bbquic.runtime.measure import Profiler, measure, size_of
 from bbquic.runtime.measure_codec import RATIOS, like_activations
 from bbquic.runtime.profile import WireProfile
@@ -50,7 +50,6 @@ def check(profile: NodeProfile) -> None:
         assert sum(costs) > 0
     assert 0 < profile.overhead < 10
     assert profile.memory > 0
-    assert not profile.offloads
     assert set(profile.codecs) == {Way.H8, Way.REC}
     assert all(0 < speed.encode < 1e-3 and 0 < speed.decode < 1e-3 for speed in profile.codecs.values())
     assert WireProfile.of(profile).plain("") == profile
@@ -61,7 +60,9 @@ def test_a_profile_is_complete_and_plausible(config: dict[str, str], dtype: str)
     profile = measure(CPU, config, dtype, budget=BUDGET)
     check(profile)
     assert profile.to_host is None is profile.to_device  # a CPU's memory is where packs lie anyway
-    assert (profile.host_memory, profile.attention_host) == (0, None)
+    assert (profile.host_memory, profile.offloads) == (0, False)
+    assert profile.attention_host == profile.attention  # its keys are in host memory anyhow
+    assert not profile.host_beside
     assert [speed.ratio for speed in profile.codecs.values()] == list(RATIOS[dtype].values())
 
 
@@ -114,6 +115,28 @@ def test_a_machine_without_room_for_a_block_says_so(config: dict[str, str]) -> N
 def test_a_measurement_that_nobody_waits_for_ends(config: dict[str, str]) -> None:
     with pytest.raises(Abandoned):
         measure(CPU, config, "float32", budget=BUDGET, stop=lambda: True)
+
+
+def test_host_memory_set_apart_on_a_cpu_is_for_offloaded_slots(
+    config: dict[str, str], tmp_path: Path
+) -> None:
+    apart = Machine(CPU.device, 1, limit=Bytes(10_000_000), host_limit=Bytes(12345))
+    profile = measure(apart, config, "float32", budget=Seconds(0.0))
+    assert (profile.host_memory, profile.offloads) == (12345, True)
+    assert 0 < profile.memory <= 10_000_000
+
+
+def test_host_memory_beside_a_limit_is_what_is_left_within_its_own() -> None:
+    free = CPU.memory_free()
+    for limit, host_limit in ((free // 2, 2**60), (2**60, 2**60), (0, 1000)):
+        machine = Machine(CPU.device, 1, limit=Bytes(limit), host_limit=Bytes(host_limit))
+        room, beside = machine.memory_free(), machine.host_memory_free()
+        assert room <= limit
+        assert 0 <= beside <= host_limit
+        assert room + beside <= 1.5 * free  # all there is, which others use too
+    assert Machine(CPU.device, 1, limit=Bytes(1000)).host_memory_free() == 0
+    with pytest.raises(ConfigError, match="without --memory"):
+        open_machine("cpu", 1, None, Bytes(1000))
 
 
 def test_what_was_measured_is_kept_but_memory_is_looked_up_anew(

@@ -57,6 +57,7 @@ profiles = st.builds(
     attention_prompt=st.none() | attention,
     host_memory=st.integers(0, 2**60),
     offloads=st.booleans(),
+    host_beside=st.booleans(),
     to_host=st.none() | st.floats(1e-3, 1e15),
     to_device=st.none() | st.floats(1e-3, 1e15),
     codecs=st.dictionaries(
@@ -71,7 +72,8 @@ def test_a_profile_travels_and_is_kept_unchanged(profile: NodeProfile) -> None:
     wire = WireProfile.of(profile)
     for encoder, decoder in ((msgspec.msgpack, msgspec.msgpack), (msgspec.json, msgspec.json)):
         assert decoder.decode(encoder.encode(wire), type=WireProfile).plain("a", 0.5) == profile
-    assert len(shown(profile)) == 5 + len(profile.codecs) + (profile.attention_prompt is not None)
+    beside = (profile.attention_host if profile.offloads else None, profile.attention_prompt)
+    assert len(shown(profile)) == 5 + len(profile.codecs) + sum(cost is not None for cost in beside)
 
 
 def test_what_was_measured_is_found_again_by_all_that_it_depends_on(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bbquic.kv.compaction import PackCompaction
+from bbquic.kv.offload import HostAttention, OffloadedRows
 from bbquic.kv.ranges import SlotRange
 from bbquic.kv.rows import RowSpan
 from bbquic.kv.runs import Run, runs_of
@@ -21,7 +22,7 @@ class PackedAttention:
     """What attention needs to know of one pack; built once a pack and used by every block.
 
     Rows of tiers on the device are `runs`, whose tensors are there too; those of tiers in host memory are
-    `host_runs`, whose tensors are on the CPU.
+    `offloaded`, unless the device is the CPU, whose memory is the host's.
     """
 
     def __init__(
@@ -31,39 +32,47 @@ class PackedAttention:
         arena: Arena,
         *,
         device: torch.device,
+        host: HostAttention | None = None,
         windows: Sequence[int | None] = (None,),
         compaction: PackCompaction | None = None,
     ) -> None:
         """Rows in pack order; those that each add one token, or a tree, to neighbouring slots are computed
-        together. Masks for `windows` are made now, others when a block first asks for them. What `compaction`
-        has to move in a block is moved once the block's attention has been issued.
+        together. Masks for `windows` are made now, others when a block first asks for them. `host` computes
+        what lies in host memory beside a GPU. What `compaction` has to move in a block is moved once the
+        block's attention has been issued.
 
         Raises: ValueError when a row leaves its slot or the range.
         """
         self._arena = arena
         self._where = where
+        self._host = host
         self._compaction = compaction
         for row in rows:
             row.check(where)
         self.tokens = sum(row.count for row in rows)
         held = _in_memory_order(rows, where)
-        on_host = [arena.is_on_host(where.tier(rows[index].slot)) for index in held]
-        here = [index for index, beside in zip(held, on_host, strict=True) if not beside]
-        there = [index for index, beside in zip(held, on_host, strict=True) if beside]
+        there = [] if host is None else [n for n in held if arena.is_on_host(where.tier(rows[n].slot))]
+        here = held[: len(held) - len(there)]  # tiers in host memory are the last ones
         self.runs = runs_of([rows[index] for index in here], where, device)
-        self.host_runs = runs_of([rows[index] for index in there], where, HOST)
+        self.offloaded: OffloadedRows | None = None
+        if there:
+            host_runs = runs_of([rows[index] for index in there], where, HOST)
+            self.offloaded = OffloadedRows.of(host_runs, where, device)
         self._places = _places(rows, here, device)
         self._host_places = _places(rows, there, device)
-        for run in (*self.runs, *self.host_runs):
-            for window in windows:
+        for window in windows:
+            for run in self.runs:
                 run.prepare(window)
+            if self.offloaded is not None:
+                self.offloaded.prepare(window)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """What this holds on the device: made on one stream, used on another."""
         both = (self._places, self._host_places)
         places = [held for held in both if isinstance(held, torch.Tensor)]
-        return [*places, *(tensor for run in self.runs for tensor in run.tensors)]
+        offloaded = [] if self.offloaded is None else self.offloaded.tensors
+        return [*places, *offloaded, *(tensor for run in self.runs for tensor in run.tensors)]
 
     def attend(
         self,
@@ -98,31 +107,23 @@ class PackedAttention:
         window: int | None,
     ) -> torch.Tensor:
         there, here = self._host_places, self._places
-        if not self.host_runs and here is WHOLE:
-            return self._computed(self.runs, block, q, k, v, scale, window)
+        if self._host is None or self.offloaded is None:
+            if here is WHOLE:
+                return self._computed(block, q, k, v, scale, window)
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out[here] = self._computed(block, q[here], k[here], v[here], scale, window)
+            return out
+        answer = self._host.begin(
+            block, self.offloaded, q[there], k[there], v[there], scale=scale, window=window
+        )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if self.host_runs:
-            out[there] = self._on_host(block, q[there], k[there], v[there], scale, window).to(out.device)
         if self.runs:
-            out[here] = self._computed(self.runs, block, q[here], k[here], v[here], scale, window)
+            out[here] = self._computed(block, q[here], k[here], v[here], scale, window)
+        out[there] = answer.get()
         return out
-
-    def _on_host(
-        self,
-        block: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float | None,
-        window: int | None,
-    ) -> torch.Tensor:
-        """The rows in host memory, computed by the CPU: q, k and v are theirs, on the device."""
-        q, k, v = q.to(HOST), k.to(HOST), v.to(HOST)
-        return self._computed(self.host_runs, block, q, k, v, scale, window)
 
     def _computed(
         self,
-        runs: Sequence[Run],
         block: int,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -130,11 +131,12 @@ class PackedAttention:
         scale: float | None,
         window: int | None,
     ) -> torch.Tensor:
-        """Runs one after the other; q `[tokens, heads, head_dim]`, k and v are theirs, in their order."""
-        if len(runs) == 1:
-            return self._one(runs[0], block, q, k, v, scale, window)
+        """The device's runs one after the other; q `[tokens, heads, head_dim]`, k and v are theirs, in their
+        order."""
+        if len(self.runs) == 1:
+            return self._one(self.runs[0], block, q, k, v, scale, window)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for run in runs:
+        for run in self.runs:
             own = run.tokens
             out[own] = self._one(run, block, q[own], k[own], v[own], scale, window)
         return out
@@ -165,6 +167,8 @@ def _places(rows: Sequence[RowSpan], held: Sequence[int], device: torch.device) 
         return WHOLE
     stops = list(accumulate(row.count for row in rows))
     places = [place for index in held for place in range(stops[index] - rows[index].count, stops[index])]
+    if places and places == list(range(places[0], places[-1] + 1)):
+        return slice(places[0], places[-1] + 1)
     return torch.tensor(places, device=device)
 
 

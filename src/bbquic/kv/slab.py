@@ -83,7 +83,8 @@ class Arena:
         return self._seen(keys, where, tier), self._seen(values, where, tier)
 
     def copy(self, what: SlotCopy) -> None:
-        """Copy a slot's cells to another slot, in all blocks at once; on the device's own stream.
+        """Copy a slot's cells to another slot, in all blocks at once; on the device's own stream, which is
+        waited for where an end is in host memory.
 
         Raises: ValueError for a range outside the arena.
         """

@@ -90,6 +90,7 @@ class NodeProfile:
     attention_prompt: AttentionCost | None = None
     host_memory: Bytes = Bytes(0)  # free beside it, for offloaded KV
     offloads: bool = False
+    host_beside: bool = True  # attention in host memory goes on beside the device's; else after it
     to_host: BytesPerSecond | None = None  # copies of a pack's tensor; None: none is made
     to_device: BytesPerSecond | None = None
     codecs: Mapping[Way, CodecSpeed] = field(default_factory=dict)  # RAW is not in it

@@ -63,7 +63,8 @@ def _host_attention(node: NodeProfile, rows: float, context: float, alpha: float
 def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> Seconds:
     """The same where the CPU's attention runs beside the device's, with a pack's prompts in it.
 
-    t_mlp(T) + max(t_attn^gpu((1 - α) b), t_attn^cpu(α b)) + t_attn^gpu(prompts).
+    t_mlp(T) + max(t_attn^gpu((1 - α) b), t_attn^cpu(α b)) + t_attn^gpu(prompts); the sum of the two where
+    the device is that CPU.
     """
     device = node.attention((1 - alpha) * load.rows, load.context)
     host = 0.0
@@ -72,7 +73,8 @@ def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> 
             raise ValueError(f"{node.name} does not compute attention in host memory")
         host = node.attention_host(alpha * load.rows, load.context)
     prompts = (node.attention_prompt or node.attention)(load.prompt_tokens, load.prompt_context)
-    return Seconds(node.mlp(load.tokens) + max(device, host) + prompts)
+    both = max(device, host) if node.host_beside else device + host
+    return Seconds(node.mlp(load.tokens) + both + prompts)
 
 
 def ends_time(node: NodeProfile, load: Load, *, embeds: bool, heads: bool) -> Seconds:

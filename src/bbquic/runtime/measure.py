@@ -75,7 +75,8 @@ def measure(
     spec = spec_for_type(fields.get("model_type"))
     built = build_config(spec, fields)
     memory = machine.memory_free(held)
-    made = rehearsal(spec, built, chosen, machine.device, machine.memory_free())
+    free, beside = machine.memory_free(), machine.host_memory_free()
+    made = rehearsal(spec, built, chosen, machine.device, free, beside)
     timed = _Timed(made, dtype)
     try:
         profile = timed.profile(watch)
@@ -122,9 +123,11 @@ class _Timed:
         worker = self._beside_blocks()
         overhead = watch.share(0.05).median(self._pack(worker), before=self._flush)
         mlp = self._mlp(watch.share(0.55))
-        attention = self._attention([decode_rows(*each) for each in DECODE], watch.share(0.4))
+        decode = [decode_rows(*each) for each in DECODE]
+        attention = self._attention(decode, self.made.arena, watch.share(0.4))
         chunks = [[RowSpan(0, first, count)] for first, count in CHUNKS]
-        attention_prompt = self._attention(chunks, watch.share(0.3))
+        attention_prompt = self._attention(chunks, self.made.arena, watch.share(0.3))
+        attention_host = self._attention_host(attention, watch)
         embed = rising(watch.share(0.15).curve((1, 64, 512), self._embed, before=self._flush))
         head = self._head(watch.share(0.5))
         to_device, to_host = self._copies(worker, watch.share(0.2))
@@ -133,6 +136,8 @@ class _Timed:
             name="",
             mlp=mlp,
             attention=attention,
+            attention_host=attention_host,
+            host_beside=not self.is_on_cpu,
             attention_prompt=attention_prompt,
             embed=embed,
             head=head,
@@ -161,13 +166,26 @@ class _Timed:
         count = len(model.blocks)
         return [(size, max(took - alone(size), 0.5 * took) / count) for size, took in whole]
 
-    def _attention(self, tries: Sequence[Sequence[RowSpan]], watch: Stopwatch) -> AttentionCost:
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.made.device.type == "cpu"
+
+    def _attention_host(self, attention: AttentionCost, watch: Stopwatch) -> AttentionCost | None:
+        """With keys in host memory, the way there and back in it; a CPU's keys always are. None where host
+        memory does not hold any."""
+        if self.is_on_cpu or self.made.host_arena is None:
+            return attention if self.is_on_cpu else None
+        return self._attention(
+            [decode_rows(*each) for each in DECODE], self.made.host_arena, watch.share(0.4)
+        )
+
+    def _attention(self, tries: Sequence[Sequence[RowSpan]], arena: Arena, watch: Stopwatch) -> AttentionCost:
         made = self.made
-        count = len(made.arena.blocks)
+        count = len(arena.blocks)
         points: list[tuple[float, float, float]] = []
         for place, spans in enumerate(tries):
             part = watch.share(1 / (len(tries) - place))
-            took = part.median(made.attention(spans), before=self._flush)
+            took = part.median(made.attention(spans, arena), before=self._flush)
             points.append((*size_of(spans), took / count))
         return fit_attention(points)
 

@@ -41,6 +41,7 @@ class WireProfile(Struct, frozen=True, forbid_unknown_fields=True):
     attention_prompt: WireAttention | None = None
     host_memory: Memory = 0
     offloads: bool = False
+    host_beside: bool = True
     to_host: Rate | None = None
     to_device: Rate | None = None
     codecs: Annotated[dict[Literal["H8", "REC"], WireCodec], Meta(max_length=2)] = {}
@@ -63,6 +64,7 @@ class WireProfile(Struct, frozen=True, forbid_unknown_fields=True):
             attention_prompt=None if prompt is None else _triple(prompt),
             host_memory=profile.host_memory,
             offloads=profile.offloads,
+            host_beside=profile.host_beside,
             to_host=profile.to_host,
             to_device=profile.to_device,
             codecs={
@@ -85,6 +87,7 @@ class WireProfile(Struct, frozen=True, forbid_unknown_fields=True):
             attention_prompt=None if self.attention_prompt is None else AttentionCost(*self.attention_prompt),
             host_memory=Bytes(self.host_memory),
             offloads=self.offloads,
+            host_beside=self.host_beside,
             to_host=None if self.to_host is None else BytesPerSecond(self.to_host),
             to_device=None if self.to_device is None else BytesPerSecond(self.to_device),
             codecs={Way(way): CodecSpeed(*figures) for way, figures in self.codecs.items()},
@@ -98,7 +101,11 @@ def _triple(cost: AttentionCost) -> WireAttention:
 
 def shown(profile: NodeProfile) -> Sequence[str]:
     """A profile in words, for logs: milliseconds a block by tokens, and the rest."""
-    costs = (("attention", profile.attention), ("attention of prompts", profile.attention_prompt))
+    costs = (
+        ("attention", profile.attention),
+        ("attention in host memory", profile.attention_host if profile.offloads else None),
+        ("attention of prompts", profile.attention_prompt),
+    )
     curves = (("block", profile.mlp), ("embedding", profile.embed), ("head", profile.head))
     lines = [
         f"{what}: " + ", ".join(f"{size:.0f}: {seconds * 1e3:.3g} ms" for size, seconds in curve.points)

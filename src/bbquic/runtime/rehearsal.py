@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from bbquic.errors import ModelError
 from bbquic.kv.attention import PackedAttention
+from bbquic.kv.offload import host_attention
 from bbquic.kv.ranges import SlotRange, Tiers
 from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena, bytes_per_cell
@@ -31,6 +33,7 @@ ENDS = 512 << 20  # bytes of embedding or head: a larger vocabulary is measured 
 MEMORY_SHARE = 0.5  # of what is free, for all of this
 CELLS = 32 * 320  # of the arena: 32 rows of some context, or fewer of more
 RAGGED = 0.25  # of a context: rows of a pack look back that much more or less, as a job's do
+NOTHING = Bytes(0)
 SCALE = 0.02  # of weights: hidden states stay finite through any number of blocks
 
 
@@ -47,6 +50,7 @@ class Rehearsal:
     ends: StageModel
     cut: float
     arena: Arena
+    host_arena: Arena | None  # the same in host memory, where that is not the device's own
     vocabulary: int  # of `ends`
     heads: int
 
@@ -67,11 +71,12 @@ class Rehearsal:
 
         return work
 
-    def attention(self, spans: Sequence[RowSpan]) -> Work:
-        """Attention of these rows, in each block of the arena."""
-        model, arena = self.many, self.arena
+    def attention(self, spans: Sequence[RowSpan], arena: Arena) -> Work:
+        """Attention of these rows, in each block of the arena; q and its output are on the device."""
+        model = self.many
         where = SlotRange.of(0, len(spans), aligned(max(span.first + span.count for span in spans)))
-        packed = PackedAttention(spans, where, arena, device=self.device)
+        host = host_attention(arena)
+        packed = PackedAttention(spans, where, arena, device=self.device, host=host)
         tokens, size = packed.tokens, model.head_dim
         query = _noise((1, self.heads, tokens, size), model.dtype, self.device)
         key = _noise((1, model.kv_heads, tokens, size), model.dtype, self.device)
@@ -79,8 +84,9 @@ class Rehearsal:
 
         @torch.inference_mode()
         def work() -> None:
-            for block in arena.blocks:
-                packed.attend(block, query, key, value, scale=size**-0.5)
+            with host or nullcontext():
+                for block in arena.blocks:
+                    packed.attend(block, query, key, value, scale=size**-0.5)
             self.wait()
 
         return work
@@ -119,9 +125,17 @@ class _NoAttention(PackedAttention):
 
 
 def rehearsal(
-    spec: FamilySpec, config: Any, dtype: torch.dtype, device: torch.device, memory: Bytes
+    spec: FamilySpec,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory: Bytes,
+    host_memory: Bytes = NOTHING,
 ) -> Rehearsal:
-    """Made within `memory` bytes, which are free. Raises: ModelError where that does not hold a block."""
+    """Made within `memory` bytes, which are free. Raises: ModelError where that does not hold a block.
+
+    With `host_memory` beside a GPU's there are keys in host memory too.
+    """
     room = int(MEMORY_SHARE * memory)
     names = tensors_for(spec, config, range(1), embeds=False, heads=False)
     block = _bytes(names, dtype)
@@ -141,12 +155,14 @@ def rehearsal(
     many = _model(spec, config, dtype, device, range(count), ends=False)
     few = many if count <= 2 else _model(spec, config, dtype, device, range(2), ends=False)
     ends = _model(spec, small, dtype, device, range(0), ends=True)
+    room_beside = 0 if device.type == "cpu" else min(COLD, int(MEMORY_SHARE * host_memory))
     return Rehearsal(
         many=many,
         few=few,
         ends=ends,
         cut=int(config.vocab_size) / vocabulary,
         arena=_arena(many, cold),
+        host_arena=_arena(many, room_beside, on_host=1) if room_beside else None,
         vocabulary=vocabulary,
         heads=int(config.num_attention_heads),
     )
@@ -160,20 +176,22 @@ def _model(
     return StageModel(spec, config, tensors, blocks=blocks, embeds=ends, heads=ends)
 
 
-def _arena(model: StageModel, cold: int) -> Arena:
+def _arena(model: StageModel, cold: int, on_host: int = 0) -> Arena:
     """Keys for CELLS tokens in as many blocks as keep them out of caches; written, so that it is memory."""
     cell = bytes_per_cell(kv_heads=model.kv_heads, head_dim=model.head_dim, dtype=model.dtype)
     count = max(1, min(len(model.blocks), cold // (cell * CELLS)))
     arena = Arena(
         blocks=range(count),
         tiers=Tiers((CELLS,)),
+        on_host=on_host,
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         dtype=model.dtype,
         device=model.device,
     )
-    for tensor in arena.tensors:
-        tensor.fill_(SCALE)
+    for block in arena.blocks:
+        for store in arena.view(block, SlotRange.of(0, 1, CELLS)):
+            store.fill_(SCALE)
     return arena
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
 from bbquic.kv.attention import PackedAttention
 from bbquic.kv.compaction import Compactor, PackCompaction
+from bbquic.kv.offload import host_attention
 from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.regions import Moving
 from bbquic.kv.rows import RowSpan, positions
@@ -131,6 +132,7 @@ class ModelWorker:
         self.stage = stage
         self.arena = arena
         self.device: Device = device_for(model.device)
+        self._host = host_attention(arena)  # its thread ends with this worker
         self._model = model
         self._compactor = Compactor(arena)
         self._embeds = embeds
@@ -176,7 +178,12 @@ class ModelWorker:
             tensor,
             self.device.bring(places.data.cast("B"), torch.int64),
             PackedAttention(
-                spans, pack.slot_range, self.arena, device=self.device.torch_device, compaction=compaction
+                spans,
+                pack.slot_range,
+                self.arena,
+                device=self.device.torch_device,
+                host=self._host,
+                compaction=compaction,
             ),
             compaction,
             self._wanted(pack, places),
@@ -212,7 +219,7 @@ class ModelWorker:
         on_device = self.device.bring(index.tobytes(), torch.int64)
         return _Wanted(on_device, params, (positions[index] + 1).tolist())
 
-    # On the device. Nothing here waits for it.
+    # On the device. Nothing here waits for it but attention in host memory.
 
     def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Moving, ...] = ()) -> Computed:
         inputs: _Inputs = staged.value
@@ -223,7 +230,8 @@ class ModelWorker:
                 self._move(moving)
             hidden = self._model.embed(inputs.tensor) if self._embeds else inputs.tensor  # [T, D]
             came_finite = torch.isfinite(hidden).all()
-            hidden = self._model.run(hidden, inputs.positions, inputs.attention)
+            with self._host or nullcontext():
+                hidden = self._model.run(hidden, inputs.positions, inputs.attention)
             finite = torch.stack((came_finite, torch.isfinite(hidden).all()))
             choice = None if inputs.wanted is None else self._choice(hidden, inputs.wanted)
             outputs = _Outputs(finite, None if self._heads else hidden, choice, inputs.compaction)
