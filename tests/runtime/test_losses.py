@@ -66,7 +66,8 @@ class LossyStage(SimulatedStage):
     def _tokens(self, due: Due[Trip]) -> list[int]:
         """As ever, but for rows whose KV is gone."""
         pack, place = due.load.pack, 0
-        rows, tokens = [], []
+        rows: list[Row] = []
+        tokens: list[int] = []
         for row in pack.rows:
             if row.generation not in self._gone:
                 rows.append(row)
@@ -135,7 +136,7 @@ class LossyPipeline(Pipeline):
         assert scheduler.take_tokens(pack.micro_batch, pack.step, tokens) is None, "a repeat"
 
     def _check_answers(self) -> None:
-        lines = Counter(one.line for one in (*self.done, *self.errors))
+        lines = Counter([*(one.line for one in self.done), *(one.line for one in self.errors)])
         assert lines == Counter(range(len(self.jobs)))
         self._check_completions()
         assert {one.code for one in self.errors} <= {"out_of_memory"}
@@ -276,7 +277,7 @@ def test_decode_rows_beside_a_lost_chunk_are_read_again_and_not_blamed() -> None
 
 
 def test_who_copies_from_what_is_lost_is_lost_too_and_who_copied_before_is_not() -> None:
-    """The first row of slot 0 is good, its second one lost: with it goes a copy of both, and a copy of that."""
+    """The first row of slot 0 is good, its second one lost: with it goes a copy of both, and one of that."""
     batches = [MicroBatch(index, 0, 64) for index in range(2)]
     where = SlotRange.of(0, 4, 16)
 
