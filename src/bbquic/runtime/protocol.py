@@ -283,6 +283,7 @@ class DescriptionHeader(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Positive
     dtypes: tuple[Name, ...]
     job: JobId | None  # what it is busy with
+    host_memory_free: Natural = 0  # for KV of offloaded slots; 0: device and host are one
 
 
 class MeasureHeader(Struct, frozen=True, forbid_unknown_fields=True):
