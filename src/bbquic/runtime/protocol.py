@@ -225,6 +225,8 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     manifest: Manifest
     codec: Literal["auto", "raw", "H8", "REC"] = "auto"  # of every hop
     coordinator: NodeName | None = None  # the first stage's node; None: whoever sends the plan
+    rows: Annotated[int, Meta(ge=0, le=MAX_ROWS)] = 0  # decode rows of the largest pack, which memory is for
+    pack_tokens: Natural = 0  # prompt tokens beside them
 
     def __post_init__(self) -> None:
         expected = 0

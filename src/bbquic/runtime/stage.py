@@ -17,7 +17,7 @@ from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
-from bbquic.runtime.device import Buffer, Device, Moment, device_for
+from bbquic.runtime.device import Buffer, Device, Moment, device_for, now
 from bbquic.runtime.memory import host_memory_free, is_out_of_memory
 from bbquic.runtime.protocol import PackHeader, Stage
 from bbquic.units import Bytes, Seconds
@@ -140,6 +140,21 @@ class ModelWorker:
     @property
     def arena_bytes(self) -> Bytes:
         return self.arena.nbytes
+
+    def reserve(self, workspace: Bytes, buffers: Bytes) -> None:
+        """See that there is memory for packs, beside weights and arena. Raises: torch's own out-of-memory.
+
+        On a GPU what was had once stays this process's, for the stream it was had on. On a CPU there is no
+        such thing short of writing to every page, of the arena too, for a job that may never fill it: what
+        others take meanwhile costs a pack, and not the job.
+        """
+        if self.device.overlaps:
+            for lane, count in (
+                (self.device.computing(now()), workspace + buffers // 2),
+                (self.device.inbound(), buffers // 2),
+            ):
+                with lane:
+                    torch.empty(count, dtype=torch.uint8, device=self.device.torch_device)
 
     def body_length(self, pack: PackHeader) -> int:
         return 0 if self._embeds else self._tensor_bytes(pack)
