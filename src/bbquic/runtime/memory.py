@@ -21,6 +21,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
+def in_words(count: int) -> str:
+    """Bytes, as messages have them."""
+    return f"{count / 1e9:.2f} GB" if count >= 5e8 else f"{count / 1e6:.2f} MB"
+
+
 def host_memory_free() -> Bytes:
     """Host memory that this process can take without swapping: the kernel's estimate, within the limits of
     its cgroups and its own (RLIMIT_AS, RLIMIT_DATA)."""

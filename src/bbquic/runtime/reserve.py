@@ -12,6 +12,7 @@ from bbquic.errors import PlanRefused
 from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.directory import ModelDirectory
 from bbquic.plan.cost import MemoryOptions, StageMemory, buffer_bytes, workspace_bytes
+from bbquic.runtime.memory import in_words
 from bbquic.runtime.protocol import PlanHeader, Stage
 from bbquic.runtime.sizes import shape_sizes
 from bbquic.units import Bytes
@@ -69,7 +70,7 @@ def refusal(
         beside = f"; offloaded KV needs {_of(need.host_kv, have.host, share)}"
     device = need.device - need.kv + kv
     parts = {"weights": need.weights, "KV": kv, "workspace": need.workspace, "buffers": need.buffers}
-    words = ", ".join(f"{name} {size(count)}" for name, count in parts.items())
+    words = ", ".join(f"{name} {in_words(count)}" for name, count in parts.items())
     smaller = f"use --kv-tokens {most} or less, or a smaller --batch" if most >= least else ""
     fewer = f"give {node} fewer blocks with --split, add a node, or free memory there"
     return PlanRefused(
@@ -84,11 +85,6 @@ def least_cells(plan: PlanHeader) -> int:
     return CELL_ALIGNMENT * plan.micro_batches
 
 
-def size(count: int) -> str:
-    """Bytes in words."""
-    return f"{count / 1e9:.2f} GB" if count >= 5e8 else f"{count / 1e6:.2f} MB"
-
-
 def _of(need: int, free: int, share: float) -> str:
-    used = f" {size(int(share * free))} can be used" if share < 1 else ""
-    return f"{size(need)}, of its {size(free)} free{used}"
+    used = f" {in_words(int(share * free))} can be used" if share < 1 else ""
+    return f"{in_words(need)}, of its {in_words(free)} free{used}"

@@ -18,7 +18,7 @@ from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
 from bbquic.runtime.device import Buffer, Device, Moment, device_for, now
-from bbquic.runtime.memory import host_memory_free, is_out_of_memory
+from bbquic.runtime.memory import host_memory_free, in_words, is_out_of_memory
 from bbquic.runtime.protocol import PackHeader, Stage
 from bbquic.units import Bytes, Seconds
 
@@ -258,7 +258,7 @@ class ModelWorker:
     def relieve(self) -> str:
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
-        return f"{self._memory_free() / 1e9:.2f} GB are free there"
+        return f"{in_words(self._memory_free())} are free there"
 
     def _tokens(
         self, pack: PackHeader, choice: Choice, finite: Buffer, ids: Buffer, sampled: Buffer
