@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import CPU, answer, cluster_of, options, read_answers, run, run_model
+from engine_helpers import CPU, answer, cluster_of, options, read_answers, run, run_model, write_prompts
 
 from bbquic.errors import PlanRefused
+from bbquic.kv.ranges import SlotCopy
 from bbquic.plan.cost import MemoryOptions
-from bbquic.runtime.layout import LayoutOptions, for_stage, make_plan
+from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, make_plan
 from bbquic.runtime.loading import DiskLoader, ModelStore
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.memory import host_memory_free
-from bbquic.runtime.protocol import DescriptionHeader, PlanHeader
+from bbquic.runtime.protocol import DescriptionHeader, PackHeader, PlanHeader, Stage
+from bbquic.runtime.stage import Computed, ModelWorker, Output, Staged, StageWorker
 from bbquic.units import Bytes
 from tiny_model import make_tiny_llama
 
@@ -58,6 +63,74 @@ def test_a_chunk_for_which_memory_is_missing_in_mid_run_costs_at_most_its_own_li
     assert "node-1 (blocks 0-0) failed at micro-batch 0, step" in message
     assert "you tried to allocate" in message
     assert "are free there" in message
+
+
+class Failing(ModelWorker):
+    """A real stage whose machine has no memory now and then, in each part of its work."""
+
+    def __init__(self, worker: ModelWorker, draw: random.Random) -> None:
+        self.__dict__ |= worker.__dict__
+        self.draw = draw
+        self.times: Counter[str] = Counter()
+
+    def _may_fail(self, part: str) -> None:
+        if self.draw.random() < 0.05:
+            self.times[part] += 1
+            torch.empty(2**60, dtype=torch.uint8)
+
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+        self._may_fail("in")
+        return super().stage_in(pack, body)
+
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed:
+        computed = super().compute(pack, staged, copies)
+        self._may_fail("compute")
+        return computed
+
+    def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
+        self._may_fail("out")
+        return super().stage_out(pack, computed)
+
+
+@pytest.mark.parametrize("place", list(CoordinatorPlace)[1:])
+def test_whichever_stage_runs_out_of_memory_and_when_answers_are_right_or_say_so(
+    model: Path, tmp_path: Path, place: CoordinatorPlace
+) -> None:
+    records = [{"prompt": f"the of {n} " + "and " * (n % 9), "max_tokens": 24} for n in range(16)]
+    prompts = write_prompts(tmp_path / "prompts.jsonl", records)
+    workers: list[Failing] = []
+    seen: list[str] = []
+
+    class Loader(DiskLoader):
+        def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
+            worker = super().load(plan, stage, report)
+            assert isinstance(worker, ModelWorker)
+            workers.append(Failing(worker, random.Random(stage.first)))
+            return workers[-1]
+
+    async def main() -> None:
+        how = options(micro_batches=2, coordinator=place)
+        async with cluster_of([model] * 3, order=random.Random(3)) as cluster:
+            await answer(cluster, model, prompts, tmp_path / "whole.jsonl", how)
+            for name, node in cluster.nodes.items():
+                node._loader = Loader(ModelStore({"tiny": model}, tmp_path), CPU, name)
+            statistics = await answer(cluster, model, prompts, tmp_path / "out.jsonl", how)
+            seen.extend(statistics.decisions)
+            assert statistics.done + statistics.failed == len(records)
+
+    run(main)
+    whole, found = read_answers(tmp_path / "whole.jsonl"), read_answers(tmp_path / "out.jsonl")
+    assert found.keys() == whole.keys()
+    for line, record in found.items():
+        if "error" not in record:
+            assert record["text"] == whole[line]["text"]
+        else:
+            assert record["error"]["code"] == "out_of_memory"
+            assert re.match(r"node-[123] \(blocks .*you tried to allocate", record["error"]["message"])
+    assert all(set(one.times) == {"in", "compute", "out"} for one in workers), (
+        "each stage failed in each part"
+    )
+    assert any(re.match(r"node-[123] ran out of memory at micro-batch [01], step \d+; ", one) for one in seen)
 
 
 def plan_of(model: Path, *, free: int, beside: int = 0, kv_tokens: int, offload: float = 0.0) -> PlanHeader:

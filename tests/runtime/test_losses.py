@@ -25,7 +25,7 @@ from pipeline_simulation import (
 from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
 from bbquic.runtime.ledger import Due
 from bbquic.runtime.losses import gone_with, must_wait
-from bbquic.runtime.protocol import Lost, Move, Row
+from bbquic.runtime.protocol import Lost, Move, PackHeader, Row, TokensHeader
 from bbquic.runtime.request import Outcome, Unanswerable
 from bbquic.runtime.scheduler import Pack, Scheduler, SchedulerOptions
 from bbquic.runtime.seats import Flight, MicroBatch, Seat
@@ -177,7 +177,7 @@ def run_lossy(
     return pipeline
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     options=any_options(),
     jobs=any_jobs,
@@ -201,7 +201,7 @@ def test_whatever_is_lost_wherever_every_line_is_answered_right_or_has_its_error
     run_lossy(options, jobs, seed, lambda place, pack: draw.random() < often, restless, preempt, delay)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     options=any_options(),
     jobs=any_jobs,
@@ -321,3 +321,14 @@ def test_what_was_never_launched_cannot_be_lost_and_nothing_is_lost_twice() -> N
     assert scheduler.lose(0, step, lost_at(step)) == []
     assert scheduler.lose(0, step, lost_at(step)) is None
     assert scheduler.take_tokens(0, step, [7]) is None
+
+
+def test_a_lost_pack_has_nothing_but_its_rows() -> None:
+    row = (Row(0, 1, 0, 1, True, None),)
+    assert PackHeader("0" * 16, 0, 0, 1, (0, 1, 16), row, lost=lost_at(1)).lost is not None
+    with pytest.raises(ValueError, match="nothing but its rows"):
+        PackHeader("0" * 16, 0, 0, 1, (0, 1, 16), row, b"\1\0\0\0", lost=lost_at(1))
+    with pytest.raises(ValueError, match="nothing but its rows"):
+        PackHeader("0" * 16, 0, 0, 1, (0, 1, 16), row, frame=b"\0" * 32, lost=lost_at(1))
+    with pytest.raises(ValueError, match="no tokens"):
+        TokensHeader("0" * 16, 0, 0, 1, (7,), lost=lost_at(1))
