@@ -180,8 +180,11 @@ class Pipeline:
         self.renamed += self.stages[0].renamed
         self.between_tiers += self.stages[0].between_tiers
 
+    def _new_stage(self, place: int) -> SimulatedStage:
+        return SimulatedStage(self.options, self._known)
+
     def _renew(self) -> None:
-        self.stages = [SimulatedStage(self.options, self._known) for _ in range(STAGES)]
+        self.stages = [self._new_stage(place) for place in range(STAGES)]
         self._events.clear()
         self._waiting_rows.clear()
 
@@ -199,7 +202,13 @@ class Pipeline:
         self._count_moves()
         assert self.scheduler.is_done
         assert self.scheduler.live == 0
+        self._check_answers()
+
+    def _check_answers(self) -> None:
         assert Counter(one.line for one in self.done) == Counter(range(len(self.jobs)))
+        self._check_completions()
+
+    def _check_completions(self) -> None:
         for one in self.done:
             expected = alone(one.line, *self.jobs[one.line])
             assert one.generated == len(expected)

@@ -142,7 +142,7 @@ def generate(
         dtype=dtype,
         codec=codec,
         coordinator=coordinator,
-        memory=MemoryOptions(offload=offload),
+        memory=MemoryOptions(offload=offload, pack_tokens=prefill_tokens),
     )
     planning = None
     if cluster.peers is not None and split is None:

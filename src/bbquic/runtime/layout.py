@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgspec
@@ -13,13 +13,15 @@ from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.shape import BYTES_PER_VALUE
-from bbquic.plan.cost import MemoryOptions, held_memory
+from bbquic.plan.cost import MemoryOptions, StageMemory, held_memory
 from bbquic.plan.splits import given_split, weighed_split
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, Stage
+from bbquic.runtime.reserve import Have, least_cells, refusal
 from bbquic.runtime.scheduler import DEPTH
 from bbquic.runtime.sizes import head_tensor, model_sizes
 from bbquic.runtime.tiering import Room, longest_slot, tiers_of
+from bbquic.units import Bytes
 
 HEAD_SHARE = 0.6  # of a block's time goes into its weights, as measured on a CPU with 16 rows
 MOST_A_STAGE = 2  # micro-batches: with more, each pack's own price is paid too often, however long the loop
@@ -109,6 +111,8 @@ def make_plan(
         manifest,
         options.codec.value,
         stages[0].node if options.coordinator is CoordinatorPlace.STAGE else None,
+        rows=-(-options.batch // micro_batches),
+        pack_tokens=options.memory.pack_tokens,
     )
     return _with_arena(plan, directory, nodes, options)
 
@@ -142,7 +146,8 @@ def _with_arena(
         cells = min(wanted, *(side.room.device for side in sides))
         least = options.kv_tokens or CELL_ALIGNMENT * plan.micro_batches
         if cells < least:
-            raise min(sides, key=lambda side: side.room.device).refusal(least, 0)
+            tight = min(sides, key=lambda side: side.room.device)
+            raise tight.refusal(least, 0, tight.room.device, least_cells(plan))
         return msgspec.structs.replace(plan, tiers=(cells,))
     rooms, batch = [side.room for side in sides], options.batch
     slot = max(CELL_ALIGNMENT, wanted // batch // CELL_ALIGNMENT * CELL_ALIGNMENT)
@@ -154,7 +159,8 @@ def _with_arena(
     for number, side in enumerate(sides):
         needs = made.on_device(number), made.beside(number)
         if not side.room.takes(*needs):
-            raise side.refusal(*needs)
+            most = min(one.most(made.on_device(place), made.beside(place)) for place, one in enumerate(sides))
+            raise side.refusal(*needs, most, CELL_ALIGNMENT * batch)
     stages = [
         msgspec.structs.replace(stage, on_host=on_host)
         for stage, on_host in zip(plan.stages, made.on_host, strict=True)
@@ -176,38 +182,37 @@ def _offloaded(plan: PlanHeader, options: LayoutOptions) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A stage's memory in bytes: what it takes beside KV and for each cell, and what can be used."""
+    """A stage's memory: what it takes with one cell on its device, and what can be used of its node's."""
 
     stage: Stage
     node: DescriptionHeader
-    fixed: int
-    cell: int
+    held: StageMemory
     share: float
 
     @property
+    def have(self) -> Have:
+        return Have(self.node.memory_free, self.node.host_memory_free or None)
+
+    @property
     def room(self) -> Room:
-        node = self.node
-        host = int(self.share * node.host_memory_free) // self.cell if node.host_memory_free else None
-        return Room((int(self.share * node.memory_free) - self.fixed) // self.cell, host)
+        cell, host = self.held.kv, self.have.host
+        device = (int(self.share * self.node.memory_free) - (self.held.device - cell)) // cell
+        return Room(device, None if host is None else int(self.share * host) // cell)
 
-    def refusal(self, on_device: int, on_host: int) -> PlanRefused:
+    def need(self, on_device: int, on_host: int) -> StageMemory:
         """For so many cells."""
-        node, beside = self.node, ""
-        if node.host_memory_free and on_host:
-            beside = f"; offloaded KV needs {_of(on_host * self.cell, node.host_memory_free, self.share)}"
-        elif on_host:
-            on_device += on_host
-        need = self.fixed + on_device * self.cell
-        return PlanRefused(
-            f"{node.node} cannot hold {self.stage}: weights, KV memory and buffers need "
-            f"{_of(need, node.memory_free, self.share)}{beside}",
-            hint="give it fewer blocks with --split, add a node, or free memory there",
-        )
+        cell = self.held.kv
+        return replace(self.held, kv=Bytes(on_device * cell), host_kv=Bytes(on_host * cell))
 
+    def most(self, on_device: int, on_host: int) -> int:
+        """Cells that fit, where they are spread as these."""
+        need = self.need(on_device, on_host)
+        return self.have.most(need, on_device + on_host, self.share)
 
-def _of(need: int, free: int, share: float) -> str:
-    usable = int(share * free)
-    return f"{need / 1e9:.2f} GB, of its {free / 1e9:.2f} GB free {usable / 1e9:.2f} GB can be used"
+    def refusal(self, on_device: int, on_host: int, most: int, least: int) -> PlanRefused:
+        """For so many cells, where `most` fit, of `least` that are of use."""
+        need = self.need(on_device, on_host)
+        return refusal(self.node.node, self.stage, need, self.have, share=self.share, most=most, least=least)
 
 
 def _sides(
@@ -227,7 +232,7 @@ def _sides(
             embeds=stage is plan.stages[0],
             heads=stage is plan.stages[-1],
         )
-        sides.append(_Side(stage, node, held.device - held.kv, held.kv, options.memory.share))
+        sides.append(_Side(stage, node, held, options.memory.share))
     return sides
 
 
