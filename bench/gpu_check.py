@@ -96,6 +96,9 @@ class Grinder:
             (body,) = self._device.fetch([computed.value])
         return Output(None, body, Seconds(time.monotonic()))
 
+    def relieve(self) -> str:
+        return "it holds nothing that it could give up"
+
 
 def a_pack(step: int) -> PackHeader:
     return PackHeader("0" * 16, 0, 0, step, (0, 1, 16), (Row(0, 1, 0, 1, True, None),))

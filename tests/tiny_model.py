@@ -30,25 +30,35 @@ def make_tiny_llama(
     kv_heads: int = 2,
     vocab: int = 320,
     context: int = 512,
+    intermediate: int | None = None,
     tied: bool = False,
     dtype: torch.dtype = torch.float32,
     shards: int = 1,
 ) -> Path:
     """Writes the model into `directory` and returns it; the same arguments write the same bytes.
+    `intermediate` is twice `hidden` where it is not given.
 
     The weights are scaled so that logits spread over tens: two within 1e-4 at the top are rare.
     """
     assert vocab > len(SPECIAL_TOKENS) + 256, "a byte-level vocabulary needs every byte"
     directory.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(directory, vocab)
-    _write_config(directory, blocks, hidden, heads, kv_heads, vocab, context, tied, dtype)
-    tensors = _random_tensors(seed, blocks, hidden, heads, kv_heads, vocab, tied)
+    intermediate = intermediate or 2 * hidden
+    _write_config(directory, blocks, hidden, heads, kv_heads, vocab, context, intermediate, tied, dtype)
+    tensors = _random_tensors(seed, blocks, hidden, heads, kv_heads, vocab, intermediate, tied)
     _write_shards(directory, {name: tensor.to(dtype) for name, tensor in tensors.items()}, shards)
     return directory
 
 
 def _random_tensors(
-    seed: int, blocks: int, hidden: int, heads: int, kv_heads: int, vocab: int, tied: bool
+    seed: int,
+    blocks: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    vocab: int,
+    intermediate: int,
+    tied: bool,
 ) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
@@ -69,9 +79,9 @@ def _random_tensors(
             prefix + "self_attn.v_proj.weight": 2 * matrix(kv, hidden),
             prefix + "self_attn.o_proj.weight": matrix(hidden, hidden),
             prefix + "post_attention_layernorm.weight": norm(),
-            prefix + "mlp.gate_proj.weight": 2 * matrix(2 * hidden, hidden),
-            prefix + "mlp.up_proj.weight": 2 * matrix(2 * hidden, hidden),
-            prefix + "mlp.down_proj.weight": matrix(hidden, 2 * hidden),
+            prefix + "mlp.gate_proj.weight": 2 * matrix(intermediate, hidden),
+            prefix + "mlp.up_proj.weight": 2 * matrix(intermediate, hidden),
+            prefix + "mlp.down_proj.weight": matrix(hidden, intermediate),
         }
     tensors["model.norm.weight"] = norm()
     if not tied:
@@ -103,6 +113,7 @@ def _write_config(
     kv_heads: int,
     vocab: int,
     context: int,
+    intermediate: int,
     tied: bool,
     dtype: torch.dtype,
 ) -> None:
@@ -110,7 +121,7 @@ def _write_config(
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
+        "intermediate_size": intermediate,
         "num_hidden_layers": blocks,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,

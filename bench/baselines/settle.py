@@ -69,7 +69,7 @@ def most_blocks(
             MEMORY,
             blocks=blocks,
             batch=batch,
-            rows=batch,
+            micro_batches=1,
             slot=job.slot,
             embeds=embeds,
             heads=heads,

@@ -17,6 +17,7 @@ from bbquic.plan.cluster import (
     ModelSizes,
     NodeProfile,
 )
+from bbquic.plan.cost import host_share
 from bbquic.plan.instance import FIRST, LAST, place_of
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 from bench.plan_emul.figures import Figures
@@ -145,7 +146,10 @@ class Scene:
         by_name = {node.name: node for node in self.nodes}
         for position, stage in enumerate(layout.stages):
             place = place_of(position, len(layout.stages))
-            yield cost_table(by_name[stage.node], stage.blocks, place)
+            node = by_name[stage.node]
+            alpha = host_share(node, stage.offloaded, layout.batch)
+            context = self.job.prompt + self.job.output / 2
+            yield cost_table(node, stage.blocks, place, alpha=alpha, context=context)
 
     def hops(self, layout: Layout) -> list[Link]:
         """The links between a layout's stages, in order."""
@@ -157,9 +161,18 @@ def home_of(layout: Layout) -> str:
     return HOME if layout.coordinator == COMMAND else layout.coordinator
 
 
-def cost_table(node: NodeProfile, blocks: int, place: int) -> CostTable:
-    """t(rows) of so many blocks on a node, with the embedding on a first stage and the head on a last one."""
-    curves = [(node.mlp, blocks)]
+def cost_table(
+    node: NodeProfile, blocks: int, place: int, *, alpha: float = 0.0, context: float = 0.0
+) -> CostTable:
+    """t(rows) of so many blocks on a node, with the embedding on a first stage and the head on a last one.
+
+    Attention is equation 2's, overlapped: its costs have no fixed part, so it is a line through 0.
+    """
+    device, host = node.attention, node.attention_host if alpha > 0 else None
+    if device.fixed or (host is not None and host.fixed):
+        raise ValueError(f"attention of {node.name} is no line through 0")
+    slow = max(device(1 - alpha, context), host(alpha, context) if host is not None else 0.0)
+    curves = [(node.mlp, blocks), (Curve(((0, 0.0), (FULL_ROWS, FULL_ROWS * slow))), blocks)]
     curves += [(node.embed, 1)] if place & FIRST else []
     curves += [(node.head, 1)] if place & LAST else []
     sizes = sorted({round(size) for curve, _ in curves for size, _ in curve.points} | {0, FULL_ROWS})

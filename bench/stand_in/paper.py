@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bbquic.units import Bytes, BytesPerSecond, Seconds
-from bench.stand_in.bounds import Pipeline, batch_within
+from bench.stand_in.bounds import Pipeline, batch_within, kv_bytes_per_token
 from bench.stand_in.cost import CostTable
 
 TABLES = Path(__file__).parent.parent / "data" / "paper_tables.toml"
@@ -31,6 +31,11 @@ KV_SHAPES: Mapping[str, tuple[int, int]] = {
     "llama_30b": (52, 128),
 }
 COPIES = ("gpu_to_cpu_ms", "cpu_to_nic_ms", "nic_to_cpu_ms", "cpu_to_gpu_ms")
+
+
+def kv_bytes_of(model: str) -> Bytes:
+    """Of a token in one block."""
+    return kv_bytes_per_token(*KV_SHAPES[model])
 
 
 @cache

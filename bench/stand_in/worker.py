@@ -92,6 +92,9 @@ class StandInWorker:
         hidden = self._pool.next_slice(pack.token_count).reshape(-1).view("u1").data
         return Output(None, hidden, now().at)
 
+    def relieve(self) -> str:
+        return "it holds nothing that it could give up"
+
 
 class StandInLoader:
     """Makes stand-ins from plans; keeps the pool of activations for the next plan of the same size."""

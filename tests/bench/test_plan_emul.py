@@ -11,6 +11,18 @@ from bench.plan_emul.calibration import overhead
 from bench.plan_emul.choice import Chosen
 from bench.plan_emul.contenders import OURS
 from bench.plan_emul.figures import Figures, Overhead, codec_speeds
+from bench.plan_emul.llama_30b import (
+    BATCH,
+    FITTED,
+    TESTED,
+    WITH,
+    WITHOUT,
+    best,
+    extra,
+    paper_step,
+    published,
+)
+from bench.plan_emul.llama_30b import scene as llama_30b
 from bench.plan_emul.predict import layout_of, predict
 from bench.plan_emul.prediction import JOB, SET_UPS, THREE, TWO, TWO_EVEN, TWO_FAST, Ran, SetUp, ranked
 from bench.plan_emul.scenarios import all_scenarios, far_command
@@ -24,7 +36,7 @@ from bench.stand_in.observed import Passed
 from bench.wan import Link
 
 from bbquic.plan.breakeven import Way
-from bbquic.plan.cluster import COMMAND
+from bbquic.plan.cluster import COMMAND, AttentionCost
 from bbquic.plan.instance import FIRST, LAST, MIDDLE, ONLY
 from bbquic.units import BytesPerSecond, Seconds
 
@@ -36,6 +48,33 @@ def test_a_stand_in_computes_its_blocks_and_the_ends_it_has() -> None:
     assert [table(8) for table in tables] == pytest.approx(
         [12e-3 * (0.85 + 0.15 / 4) + ends for ends in (0, 1e-3, 4e-3, 5e-3)]
     )
+
+
+def test_offloaded_rows_of_a_stand_in_take_the_host_s_time_beside_the_device_s() -> None:
+    node = replace(
+        machine("a", 2.0),
+        attention=AttentionCost(0.0, 1e-3, 1e-4),
+        attention_host=AttentionCost(0.0, 0.01, 0.0),
+    )
+    half, all_there = (cost_table(node, 6, MIDDLE, alpha=alpha, context=10.0) for alpha in (0.5, 0.0))
+    assert half(8) == pytest.approx(12e-3 * (0.85 + 0.15 / 4) + 6 * 4 * 0.01)
+    assert all_there(8) == pytest.approx(12e-3 * (0.85 + 0.15 / 4) + 6 * 8 * 2e-3)
+    with pytest.raises(ValueError, match="no line through 0"):
+        cost_table(replace(node, attention=AttentionCost(1.0, 0.0, 0.0)), 6, MIDDLE)
+
+
+def test_a_stand_in_of_llama_30b_takes_what_was_fitted_and_that_is_what_is_published_elsewhere() -> None:
+    assert [paper_step(name) for name in TESTED] == pytest.approx(
+        [published(name).steps[1] for name in TESTED], rel=0.05
+    )
+    where = llama_30b(FITTED)
+    steps = []
+    for nodes in (WITHOUT, WITH):
+        layout = best(where, nodes, BATCH, 1).layout
+        costs = where.cell(layout, codec="raw", warm_up=1, counted=1).costs
+        steps.append(sum(cost(BATCH) for cost in costs))
+    assert steps[0] == pytest.approx(3 * 44.2e-3)
+    assert steps[1] - steps[0] == pytest.approx(extra())
 
 
 def test_each_stage_gets_a_plan_with_its_own_time_on_its_own_host() -> None:

@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from bbquic.cli.draw_plan import Alternative, plan_document, plan_lines
+from bbquic.cli.main import app
 from bbquic.cli.plan import alternative, parse_what_if
 from bbquic.errors import ConfigError
 from bbquic.plan.candidates import SearchOptions
@@ -21,6 +23,7 @@ from bbquic.plan.cluster import (
     ModelSizes,
     NodeProfile,
 )
+from bbquic.plan.cost import MemoryOptions
 from bbquic.runtime.planning import Question
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
@@ -86,6 +89,24 @@ def test_the_document_is_json_and_has_the_same_figures() -> None:
     assert [stage["node"] for stage in document["plan"]["stages"]] == list(plan.layout.nodes)
     assert document["plan"]["predicted"]["step"] == plan.prediction.step
     assert document["what_if"] == [{"change": "without=cloud", "plan": None, "trouble": "does not fit"}]
+
+
+def test_what_is_on_hosts_is_in_the_table_of_stages_and_in_the_document() -> None:
+    asked = question(options=SearchOptions(memory=MemoryOptions(offload=0.5)))
+    plan = asked.answer()
+    half = plan.layout.batch // 2
+    lines = plan_lines(asked, plan, asked.explain(plan))
+    assert any(f"KV of {half} sequences (α 0.50) on the host" in line for line in lines)
+    stage = plan_document(asked, plan, asked.explain(plan))["plan"]["stages"][0]
+    assert (stage["offloaded"], stage["alpha"]) == (half, 0.5)
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.1", "half"])
+@pytest.mark.parametrize("command", [["plan"], ["generate", __file__]])
+def test_a_share_that_is_none_is_refused(command: list[str], share: str) -> None:
+    refused = CliRunner().invoke(app, [*command, "--offload", share])
+    assert refused.exit_code == 2
+    assert "--offload" in refused.output
 
 
 @pytest.mark.parametrize(

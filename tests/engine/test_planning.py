@@ -57,6 +57,25 @@ def test_a_run_plans_by_itself_and_says_what_it_chose(model: Path, profiles: Pat
     }
 
 
+def test_an_offload_that_is_given_reaches_the_stages(model: Path, profiles: Path) -> None:
+    async def main() -> None:
+        async with cluster_of([model] * 2, profiles=profiles) as cluster:
+            held, nodes = run_model(model), cluster.places()
+            memory = MemoryOptions(offload=0.5)
+            search = SearchOptions(memory=memory, nodes=("node-1", "node-2"), ordered=True, micro_batches=2)
+            async with deployed(
+                cluster.endpoints[COMMAND], nodes, held, planned(search), lambda _: None
+            ) as ready:
+                half = ready.layout.batch // 2
+                assert ready.layout.offloaded == (half, half)
+                assert [stage.on_host for stage in ready.plan.stages] == [1, 1]
+                slot = ready.layout.slot
+                assert slot is not None
+                assert ready.plan.tiers == (half * slot, half * slot)
+
+    run(main)
+
+
 def test_a_node_that_does_not_answer_is_done_without(model: Path, profiles: Path, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", RECORDS)
     said: list[str] = []

@@ -30,6 +30,7 @@ from bbquic.errors import (
 from bbquic.runtime.cluster import StageLink, deploy, describe_all, new_job_id
 from bbquic.runtime.layout import for_stage, make_plan
 from bbquic.runtime.protocol import (
+    Lost,
     MeasureHeader,
     PackHeader,
     PingHeader,
@@ -233,6 +234,23 @@ def test_damaged_messages_of_a_pinned_peer_cost_it_at_most_its_connection(
             await again.send(Message(Kind.PING, encode_header(PingHeader(2))))
             pong = decode_header_untrusted(PongHeader, (await reply(again, Kind.PONG)).header)
             assert pong.number == 2
+            assert not cluster.tasks["node-1"].done()
+
+    run(main)
+
+
+def test_rows_that_are_lost_before_any_stage_cost_the_sender_its_connection(model: Path) -> None:
+    async def main() -> None:
+        async with cluster_of([model]) as cluster:
+            channel = await cluster.command.connect(cluster.peers["node-1"])
+            plans = await plan_of(cluster, model, (channel,))
+            links = [StageLink(plans[0].stages[0], channel)]
+            await deploy(links, plans, options().deadlines, lambda _: None)
+            lost = Lost("node-0", "0-1", "out_of_memory", "none left")
+            header = PackHeader(plans[0].job, 0, 0, 1, (0, 1, 16), (Row(0, 1, 0, 1, True, None),), lost=lost)
+            await channel.send(Message(Kind.ROWS, encode_header(header)))
+            with pytest.raises(BBQuicError, match="lost before any stage"):
+                await channel.receive()
             assert not cluster.tasks["node-1"].done()
 
     run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -17,6 +18,7 @@ from bbquic.plan.cost import (
     communication_time,
     ends_time,
     hop_time,
+    host_share,
     leg_time,
     load_of,
     overlapped_block_time,
@@ -35,11 +37,12 @@ MEMORY = MemoryOptions(pack_tokens=2)
 def test_stages_hops_and_legs_are_the_equations(seed: int) -> None:
     random = Random(seed)
     cluster, model = random_cluster(random, 3, missing=0.3), small_model(5, tied=seed % 2 == 0)
+    memory = replace(MEMORY, offload=random.choice([None, None, 0.0, 0.3, 0.5, 1.0]))
     batch = random.randint(1, 40)
     setting = Setting(batch, random.randint(1, batch), at_stage=seed % 3 == 0)
     job = small_job(100)
     load = load_of(job, batch, setting.micro_batches)
-    instance = circulating(cluster, model, job, setting, MEMORY)
+    instance = circulating(cluster, model, job, setting, memory)
     for number, node in enumerate(cluster.nodes):
         for place in range(4):
             embeds, heads = bool(place & FIRST), bool(place & LAST)
@@ -47,17 +50,17 @@ def test_stages_hops_and_legs_are_the_equations(seed: int) -> None:
                 held = stage_memory(
                     node,
                     model,
-                    MEMORY,
+                    memory,
                     blocks=blocks,
                     batch=batch,
-                    rows=setting.rows,
+                    micro_batches=setting.micro_batches,
                     slot=job.slot,
                     embeds=embeds,
                     heads=heads,
                 )
                 wanted = float("inf")
                 if held is not None:
-                    each = overlapped_block_time(node, load, held[1] / batch)
+                    each = overlapped_block_time(node, load, host_share(node, held[1], batch))
                     wanted = ends_time(node, load, embeds=embeds, heads=heads) + node.overhead + blocks * each
                 assert instance.busy[number, place, blocks] == pytest.approx(wanted)
             assert np.isinf(instance.busy[number, place, 0])
@@ -93,7 +96,15 @@ def test_some_of_these_offload_and_some_do_not_fit() -> None:
     assert 0.2 < finite.mean() < 0.9
     found = [
         stage_memory(
-            node, small_model(5), MEMORY, blocks=2, batch=12, rows=4, slot=20, embeds=False, heads=False
+            node,
+            small_model(5),
+            MEMORY,
+            blocks=2,
+            batch=12,
+            micro_batches=3,
+            slot=20,
+            embeds=False,
+            heads=False,
         )
         for one in clusters
         for node in one.nodes
@@ -163,7 +174,7 @@ def test_the_paper_s_bounds_on_memory_and_its_alpha() -> None:
     assert np.isinf(stages).all()
     stages = pipeline(cluster, small_model(), 20, 10, 30, memory=memory, slot=20).busy[0, 0]
     # left for KV: 11,620 with a block, 10,620 with two, 9,620 with three; a slot takes 200, 400, 600
-    alpha = 4 / 20  # 20 slots of 600 are 12,000: 16 fit
+    alpha = 10 / 20  # 20 slots of 600 are 12,000: 16 fit, of each micro-batch one whole
     wanted = [np.inf, 0.21, 0.42, 3 * (0.01 + (1 - alpha) * 0.2 + alpha * 2.0)]
     assert stages[:4] == pytest.approx(wanted)
     # four blocks: 8,620 hold 10 of 800, and the other ten do not fit the host

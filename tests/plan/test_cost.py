@@ -30,6 +30,7 @@ from bbquic.plan.cost import (
     stage_memory,
     steady_time,
     weights_bytes,
+    whole_slots,
 )
 from bbquic.units import Bytes, BytesPerSecond
 from clusters import link, random_node, simple_node, small_job, small_model
@@ -183,27 +184,33 @@ def test_more_of_anything_never_takes_less_memory(sizes: dict[str, int], which: 
     sizes=st.fixed_dictionaries(SIZES),
     random=st.randoms(use_true_random=False),
     share=st.floats(0.5, 1.0),
+    offload=st.none() | st.floats(0, 1),
 )
 def test_a_stage_that_fits_is_within_both_memories_and_offloads_as_little_as_does(
-    sizes: dict[str, int], random: Random, share: float
+    sizes: dict[str, int], random: Random, share: float, offload: float | None
 ) -> None:
     node = random_node(random, "a", memory=(15_000, 60_000))
-    model, options = small_model(8), MemoryOptions(share=share, pack_tokens=1)
-    found = stage_memory(node, model, options, **sizes)  # type: ignore[arg-type]
-    alone = held_memory(model, options, **sizes)  # type: ignore[arg-type]
+    batch, micro_batches = sizes["batch"], random.randint(1, sizes["batch"])
+    model, options = small_model(8), MemoryOptions(share, 1, offload)
+    room, beside = int(node.memory * share), int(node.host_memory * share)
+    less = {name: value for name, value in sizes.items() if name != "rows"}
+    found = stage_memory(node, model, options, micro_batches=micro_batches, **less)  # type: ignore[arg-type]
+    alone = held_memory(model, options, **sizes | {"rows": -(-batch // micro_batches)})  # type: ignore[arg-type]
+
+    def held_with(on_host: int) -> bool:
+        both = alone.offloading(on_host, batch)
+        return alone.device <= room if node.is_host else both.device <= room and both.host_kv <= beside
+
     if found is None:
-        assert alone.device > int(node.memory * share)
+        able = range(batch + 1) if offload is None else [round(offload * batch)]
+        assert not any(map(held_with, able))
         return
     held, on_host = found
-    assert held.device <= node.memory * share
-    assert held.host_kv <= node.host_memory * share
-    assert held.kv + held.host_kv == alone.kv
-    assert held.host_kv * sizes["batch"] == on_host * alone.kv
-    if on_host:
-        assert node.offloads
-        assert alone.offloading(on_host - 1, sizes["batch"]).device > int(node.memory * share)
-    else:
-        assert held == alone
+    assert held_with(on_host)
+    assert held == alone.offloading(on_host, batch)
+    fewest = next(k for k in range(batch + 1) if held_with(k)) if offload is None else round(offload * batch)
+    evenly = batch - (batch - fewest) // micro_batches * micro_batches  # whole slots of each on the device
+    assert on_host == (evenly if fewest and held_with(evenly) and not node.is_host else fewest)
 
 
 def test_a_node_that_does_not_offload_keeps_all_keys_or_does_not_fit() -> None:
@@ -214,18 +221,18 @@ def test_a_node_that_does_not_offload_keeps_all_keys_or_does_not_fit() -> None:
         host_memory=Bytes(10_000),
         attention_host=AttentionCost(0.1, 0.1, 0.1),
     )
-    sizes = {"blocks": 2, "rows": 1, "slot": 20}
-    options = MemoryOptions(share=1.0, pack_tokens=1)
 
-    def kept(node: NodeProfile, batch: int) -> int | None:
+    def kept(node: NodeProfile, batch: int, offload: float | None = None) -> int | None:
         found = stage_memory(
             node,
             small_model(),
-            options,
+            MemoryOptions(1.0, 1, offload),
+            blocks=2,
             batch=batch,
+            micro_batches=batch,
+            slot=20,
             embeds=False,
             heads=False,
-            **sizes,
         )
         return None if found is None else found[1]
 
@@ -233,3 +240,14 @@ def test_a_node_that_does_not_offload_keeps_all_keys_or_does_not_fit() -> None:
     assert [kept(able, batch) for batch in (32, 33, 57, 58)] == [0, 1, 25, None]
     for unable in (replace(able, offloads=False), replace(able, attention_host=None)):
         assert [kept(unable, batch) for batch in (32, 33)] == [0, None]
+        assert [kept(unable, 32, share) for share in (0.0, 0.5)] == [0, None]
+    assert [kept(able, batch, 0.5) for batch in (32, 50, 52)] == [16, 25, None]
+    assert kept(able, 57, 0.1) is None  # six slots are not the 25 for which the device has no room
+    # where device and host are one memory, it holds all slots wherever they are said to be
+    one = replace(able, offloads=False, host_memory=Bytes(0))
+    assert [kept(one, batch, 0.5) for batch in (32, 33)] == [16, None]
+
+
+def test_slots_on_the_host_are_as_many_of_each_micro_batch() -> None:
+    assert [whole_slots(k, 32, 4) for k in (0, 1, 4, 5, 10, 32)] == [0, 4, 4, 8, 12, 32]
+    assert whole_slots(4, 10, 4) == 6  # of 6 that the device holds it has one of each

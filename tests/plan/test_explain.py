@@ -9,12 +9,12 @@ import pytest
 
 from bbquic.errors import ConfigError
 from bbquic.plan.candidates import SearchOptions
-from bbquic.plan.cluster import Curve
+from bbquic.plan.cluster import AttentionCost, Curve
 from bbquic.plan.cost import MemoryOptions
 from bbquic.plan.explain import Change, bottleneck_hop, explain
 from bbquic.plan.search import search
 from bbquic.plan.whatif import with_link_rate, with_memory, with_node, without
-from bbquic.units import BytesPerSecond
+from bbquic.units import Bytes, BytesPerSecond
 from clusters import link, mesh, random_cluster, simple_node, small_job, small_model
 
 OPTIONS = SearchOptions(memory=MemoryOptions(share=1.0, pack_tokens=1))
@@ -48,6 +48,28 @@ def test_a_slow_stage_is_named_and_more_memory_elsewhere_helps() -> None:
     assert by_name["without fast"].ratio > 1
     assert found.changes[0].what == "one GB more on fast"
     assert [change.ratio for change in found.changes] == sorted(change.ratio for change in found.changes)
+
+
+def test_of_keys_on_hosts_it_is_said_what_devices_alone_would_do_and_what_fewer_would() -> None:
+    offloading = replace(
+        simple_node("a", memory=31_700),  # for weights of 4,900, packs and five slots of 800
+        attention_host=AttentionCost(0.0, 0.1, 0.0),
+        host_memory=Bytes(10**6),
+        offloads=True,
+    )
+    cluster, model, job = mesh((offloading,)), small_model(4), small_job(8)
+    forced = replace(OPTIONS, batch=8, micro_batches=1, memory=replace(OPTIONS.memory, offload=0.5))
+
+    def told(options: SearchOptions) -> dict[str, float]:
+        plan = search(cluster, model, job, options)
+        assert plan.layout.stages[0].offloaded == (4 if options is forced else 3)
+        return {one.what: one.ratio for one in explain(cluster, model, job, plan, options).changes}
+
+    needed = told(replace(OPTIONS, batch=8, micro_batches=1))
+    assert needed["all KV on the devices"] == float("inf")
+    assert not any("need be" in what for what in needed)
+    # a block takes 10 ms and 100 ms for each of its rows whose keys are on the host
+    assert told(forced)["no more KV on hosts than need be"] == pytest.approx(0.31 / 0.41, rel=0.01)
 
 
 def test_without_a_node_that_is_needed_the_model_would_not_fit() -> None:

@@ -65,11 +65,16 @@ def test_a_coordinator_on_the_first_stage_has_one_leg_and_it_comes_from_the_last
 
 
 def test_offloaded_slots_are_computed_on_the_host() -> None:
-    host = replace(A, attention=AttentionCost(0, 0.01, 0), attention_host=AttentionCost(0, 0.5, 0))
+    host = replace(
+        A, attention=AttentionCost(0, 0.01, 0), attention_host=AttentionCost(0, 0.5, 0), offloads=True
+    )
     stage = PlannedStage("a", 0, 4, offloaded=2)
     found = predict(mesh((host,)), small_model(), JOB, Layout((stage,), 8, 2, ()))
     # 1 of 4 rows on the host: 0.5, beside 0.03; prompts 0.02
     assert found.cycle == pytest.approx(0.05 + 4 * (0.1 + 0.5 + 0.02))
+    # where device and host are one, nothing is computed elsewhere
+    one = predict(mesh((replace(host, offloads=False),)), small_model(), JOB, Layout((stage,), 8, 2, ()))
+    assert one.cycle == pytest.approx(0.05 + 4 * (0.1 + 0.04 + 0.02))
 
 
 def test_a_missing_link_takes_for_ever() -> None:

@@ -14,7 +14,7 @@ from bbquic.plan.bounds import least_step
 from bbquic.plan.breakeven import Way
 from bbquic.plan.build import Setting, Tables
 from bbquic.plan.candidates import MOST_ROWS, SearchOptions, batches, settings
-from bbquic.plan.cluster import COMMAND, Cluster, Curve, JobShape, LinkProfile, ModelSizes
+from bbquic.plan.cluster import COMMAND, AttentionCost, Cluster, Curve, JobShape, LinkProfile, ModelSizes
 from bbquic.plan.cost import MemoryOptions, held_memory, stage_memory, steady_time
 from bbquic.plan.impossible import cheapest_change
 from bbquic.plan.instance import FIRST, LAST, Assignment, Objective, evaluate, place_of
@@ -70,7 +70,7 @@ def check(cluster: Cluster, model: ModelSizes, job: JobShape, plan: Plan, option
             memory,
             blocks=stage.blocks,
             batch=layout.batch,
-            rows=-(-layout.batch // layout.micro_batches),
+            micro_batches=layout.micro_batches,
             slot=job.slot,
             embeds=bool(place & FIRST),
             heads=bool(place & LAST),
@@ -125,6 +125,51 @@ def test_the_order_of_nodes_in_a_file_decides_nothing(seed: int) -> None:
     random.shuffle(names)
     again = search(cluster.only(names), model, job, OPTIONS)
     assert (again.layout, again.prediction) == (plan.layout, plan.prediction)
+
+
+def offloading(host: float) -> Cluster:
+    """Three like nodes far apart; two hold `small_model(6)` with some keys of four sequences on hosts."""
+    nodes = tuple(
+        simple_node(
+            name,
+            memory=18_400,
+            attention=AttentionCost(0.0, 0.0001, 0.0),
+            attention_host=AttentionCost(0.0, host, 0.0),
+            host_memory=Bytes(20_000),
+            offloads=True,
+        )
+        for name in "abc"
+    )
+    return mesh(nodes, 1e6, 0.05)
+
+
+@pytest.mark.parametrize(("host", "stages"), [(0.001, 2), (1.0, 3)])
+def test_two_nodes_that_offload_are_chosen_over_three_that_do_not_where_that_is_better(
+    host: float, stages: int
+) -> None:
+    cluster, model, job = offloading(host), small_model(6), small_job(4, slot=100)
+    options = replace(OPTIONS, batch=4, ways=(Way.RAW,))
+    plan = search(cluster, model, job, options)
+    check(cluster, model, job, plan, options)
+    assert len(plan.layout.stages) == stages
+    assert any(stage.offloaded for stage in plan.layout.stages) == (stages == 2)
+    assert plan.prediction.steady_time == pytest.approx(least_time(cluster, model, job, options), rel=TIE)
+    without = replace(options, memory=replace(MEMORY, offload=0.0))
+    three = search(cluster, model, job, without)
+    assert len(three.layout.stages) == 3
+    assert three.prediction.steady_time == pytest.approx(least_time(cluster, model, job, without), rel=TIE)
+    assert (three.prediction.steady_time > plan.prediction.steady_time) == (stages == 2)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6, 1.0])
+def test_an_offload_that_is_given_is_every_stage_s_and_what_is_found_the_best_with_it(share: float) -> None:
+    cluster, model, job = offloading(0.001), small_model(6), small_job(4, slot=100)
+    options = replace(OPTIONS, batch=4, ways=(Way.RAW,), memory=replace(MEMORY, offload=share))
+    plan = search(cluster, model, job, options)
+    check(cluster, model, job, plan, options)
+    least = round(share * 4)
+    assert all(least <= stage.offloaded <= 4 for stage in plan.layout.stages)
+    assert plan.prediction.steady_time == pytest.approx(least_time(cluster, model, job, options), rel=TIE)
 
 
 def test_nor_does_it_among_nodes_that_are_alike() -> None:

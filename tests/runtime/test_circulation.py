@@ -11,7 +11,16 @@ from pipeline_simulation import Chaos, Pipeline
 
 from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
-from paces import RandomPace
+from paces import FixedPace, RandomPace
+
+
+@st.composite
+def any_tiers(draw: st.DrawFn) -> tuple[int, ...]:
+    """One of them holds any sequence, whichever it is."""
+    large = draw(st.integers(7, 60))
+    others = draw(st.lists(st.integers(0, 60), max_size=2))
+    place = draw(st.integers(0, len(others)))
+    return tuple(CELL_ALIGNMENT * units for units in (*others[:place], large, *others[place:]))
 
 
 @st.composite
@@ -20,7 +29,7 @@ def any_options(draw: st.DrawFn) -> SchedulerOptions:
     return SchedulerOptions(
         micro_batches=micro_batches,
         slots=micro_batches + draw(st.integers(0, 8)),
-        tiers=(CELL_ALIGNMENT * draw(st.integers(7, 60)),),
+        tiers=draw(any_tiers()),
         prefill_tokens=draw(st.integers(1, 64)),
         look_ahead=draw(st.integers(1, 12)),
         depth=draw(st.integers(1, 5)),
@@ -70,6 +79,28 @@ def test_every_sequence_is_answered_once_as_if_it_were_alone(
     Pipeline(scheduler, options, jobs, rng, chaos, delay=delay).run()
 
 
+@settings(max_examples=12)
+@given(
+    micro_batches=st.integers(1, 4),
+    each=st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any),
+    seed=st.integers(0, 2**32),
+)
+def test_every_micro_batch_has_its_part_of_the_slots_in_host_memory(
+    micro_batches: int, each: list[int], seed: int
+) -> None:
+    """`each`: slots of a micro-batch in each tier, for records as long as planned."""
+    slots = micro_batches * sum(each)
+    tiers = tuple(micro_batches * 64 * count for count in each)
+    options = SchedulerOptions(micro_batches=micro_batches, slots=slots, tiers=tiers)
+    rng = random.Random(seed)
+    jobs = [(rng.randint(20, 24), rng.randint(30, 40)) for _ in range(slots + 4)]
+    pipeline = Pipeline(Scheduler(options, FixedPace(window=99)), options, jobs, rng, Chaos(preempt=0.01))
+    pipeline.run()
+    strips = [[strip.slots for strip in where.strips] for _, where in pipeline.ranges]
+    assert strips
+    assert all(one == each for one in strips)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_packs_are_in_flight_moved_and_dropped_in_these_jobs(seed: int) -> None:
     """What the property speaks of does happen."""
@@ -105,9 +136,10 @@ def test_by_measurements_a_long_loop_keeps_its_micro_batches() -> None:
 def test_micro_batches_are_joined_and_parted_while_the_job_goes_on(seed: int) -> None:
     """With room to spare sequences are copied to free slots; where the arena is full to the last slot they
     stay where they are under another name. Either way nearly all slots are always taken."""
-    for room, start in ((4, 1), (1, 1), (1, 4)):
+    one, two = (16 * 64,), (24 * 64, 8 * 64)
+    for tiers, start in (((4 * 16 * 64,), 1), (one, 1), (one, 4), (two, 1)):
         options = SchedulerOptions(
-            micro_batches=4, slots=16, tiers=(room * 16 * 64,), prefill_tokens=16, depth=3, start=start
+            micro_batches=4, slots=16, tiers=tiers, prefill_tokens=16, depth=3, start=start
         )
         rng = random.Random(seed)
         scheduler = Scheduler(options, RandomPace(rng, options, 0.01))
@@ -115,5 +147,6 @@ def test_micro_batches_are_joined_and_parted_while_the_job_goes_on(seed: int) ->
         pipeline = Pipeline(scheduler, options, jobs, rng, delay=0.5)
         pipeline.run()
         assert pipeline.counts == {1, 2, 3, 4}
-        assert (pipeline.copied if room > 1 else pipeline.renamed) > 0
+        assert (pipeline.renamed if tiers == one else pipeline.copied) > 0
+        assert (pipeline.between_tiers > 0) == (tiers == two)
         assert sum(pipeline.taken) > 0.97 * options.slots * len(pipeline.taken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from bbquic.runtime.placement import PLAIN, CompactionPolicy, Placement
 from bbquic.runtime.protocol import Move, PackHeader, Row, Tree
 
 
-def pack_of(step: int, rows: tuple[Row, ...], where: tuple[int, int, int] = (0, 2, 16)) -> PackHeader:
+def pack_of(step: int, rows: tuple[Row, ...], where: tuple[int, ...] = (0, 2, 16)) -> PackHeader:
     return PackHeader(JOB, 0, 0, step, where, rows)
 
 
@@ -100,6 +101,54 @@ def test_a_range_is_parted_without_a_copy_whichever_part_comes_first(order: tupl
     assert one.copies == ()
     with pytest.raises(RemoteProtocolError, match="holds 0 tokens"):
         ledger.admit(PackHeader(JOB, 0, 1, 2, (32, 2, 16), (row(generation=7, first=4),)), 5)
+
+
+TIERS = (64, 48)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param((0, 2, 16), id="of one tier"),
+        pytest.param((0, 2, 16, 64, 1, 112, 0), id="of three"),
+        pytest.param((32, 3, 16, 64, 1), id="into the next tier"),
+        pytest.param((0, 2, 16, 48, 1), id="from the tier before"),
+        pytest.param((0, 2, 16, 80, 3), id="beyond the arena"),
+        pytest.param((0, 0, 16, 113, 1), id="behind the arena"),
+    ],
+)
+def test_a_range_whose_strips_are_not_within_their_tiers_is_refused(where: tuple[int, ...]) -> None:
+    ledger: Ledger[None] = Ledger(tiers=TIERS, micro_batches=2, depth=16)
+    with pytest.raises(RemoteProtocolError, match="is not within the arena"):
+        ledger.admit(pack_of(1, (row(),), where), None)
+    assert ledger.admit(pack_of(1, (row(),), (32, 2, 16, 80, 2)), None)
+
+
+def test_a_row_is_in_a_slot_of_its_tier_or_refused() -> None:
+    """Slots go round the tiers: with three places in one tier and one in the next there is no slot 3."""
+    ledger: Ledger[None] = Ledger(tiers=TIERS, micro_batches=1, depth=16)
+    where = (0, 3, 16, 64, 1)
+    assert ledger.admit(pack_of(1, tuple(row(slot=slot) for slot in (0, 2, 4, 1)), where), None)
+    with pytest.raises(RemoteProtocolError, match="slot 3 is not in"):
+        ledger.admit(pack_of(2, (row(slot=3),), where), None)
+
+
+def test_tiers_are_parted_without_a_copy_and_a_move_between_them_is_one() -> None:
+    ledger: Ledger[None] = Ledger(tiers=TIERS, micro_batches=2, depth=16)
+    ledger.admit(pack_of(1, (row(slot=2), row(slot=3), row()), (0, 2, 16, 64, 2)), None)
+    renamed = [Move(0, slot, 1, 1, slot - 2, 7, 1) for slot in (2, 3)]
+    rows = tuple(row(slot=slot, generation=7, first=1) for slot in (0, 1))
+    upper = PackHeader(JOB, 0, 1, 1, (16, 1, 16, 80, 1), rows, moves=tuple(renamed))
+    (due,) = ledger.admit(upper, None)
+    assert due.copies == ()
+    move = Move(1, 0, 7, 1, 5, 8, 2)
+    moved = pack_of(2, (row(slot=5, generation=8, first=2), row(first=1)), (0, 1, 16, 64, 3))
+    (due,) = ledger.admit(msgspec.structs.replace(moved, moves=(move,)), None)
+    source, target = SlotRange.of(*upper.range), SlotRange.of(*moved.range)
+    assert due.copies == (SlotCopy(source, 0, target, 5, 2),)
+    assert (source.cells(0).start, target.cells(5).start) == (16, 96)
+    with pytest.raises(RemoteProtocolError, match="slot 0 holds 0 tokens of generation 7"):
+        ledger.admit(PackHeader(JOB, 0, 1, 2, upper.range, (row(generation=7, first=2),)), None)
 
 
 FROM, TO = (0, 2, 16), (32, 2, 16)

@@ -58,7 +58,12 @@ def _stage_lines(question: Question, plan: Plan) -> list[str]:
     lines = []
     for stage, held in zip(plan.layout.stages, plan.memory, strict=True):
         node = question.cluster.node(stage.node)
-        offloaded = f", KV of {stage.offloaded} on the host" if stage.offloaded else ""
+        offloaded = ""
+        if stage.offloaded:
+            alpha = stage.offloaded / plan.layout.batch
+            offloaded = (
+                f"; KV of {stage.offloaded} sequences (α {alpha:.2f}) on the host, {_gb(held.host_kv)}"
+            )
         lines.append(
             f"  {stage.node:{width}}  blocks {stage.first}-{stage.stop - 1}: {_memory(held)} of "
             f"{_gb(node.memory)} free{offloaded}"
@@ -139,7 +144,7 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
     layout = plan.layout
     return {
         "stages": [
-            {**asdict(stage), "memory": asdict(held)}
+            {**asdict(stage), "alpha": stage.offloaded / layout.batch, "memory": asdict(held)}
             for stage, held in zip(layout.stages, plan.memory, strict=True)
         ],
         "batch": layout.batch,

@@ -22,6 +22,7 @@ from bbquic.model.fetch import fetch_model
 from bbquic.model.manifest import manifest_of
 from bbquic.model.registry import ModelMissing, resolve_model, user_cache
 from bbquic.plan.candidates import SearchOptions
+from bbquic.plan.cost import MemoryOptions
 from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
 from bbquic.runtime.generate import generate as run_generate
 from bbquic.runtime.hop import CodecMode
@@ -95,6 +96,14 @@ def generate(
         ),
     ] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="KV memory of each stage, in tokens.")] = None,
+    offload: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of every stage's sequences whose KV is in host memory. Default: the least that fits.",
+        ),
+    ] = None,
     prefill_tokens: Annotated[
         int, typer.Option(min=1, help="Prompt tokens that travel together at most.")
     ] = 512,
@@ -133,6 +142,7 @@ def generate(
         dtype=dtype,
         codec=codec,
         coordinator=coordinator,
+        memory=MemoryOptions(offload=offload, pack_tokens=prefill_tokens),
     )
     planning = None
     if cluster.peers is not None and split is None:

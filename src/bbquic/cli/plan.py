@@ -17,6 +17,7 @@ from bbquic.cli.generate import DEFAULT_MODEL, open_model, planning_options
 from bbquic.cli.render import print_note
 from bbquic.errors import BBQuicError, ConfigError, JobError
 from bbquic.plan.cluster import Cluster, JobShape
+from bbquic.plan.cost import MemoryOptions
 from bbquic.plan.whatif import with_link_rate, with_node, without
 from bbquic.runtime.cluster import ClusterDeadlines, describe_all, dialled
 from bbquic.runtime.generate import RunModel
@@ -47,6 +48,14 @@ def plan(
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences in flight. Default: the best.")] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, help="Default: the best number.")] = None,
+    offload: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of every stage's sequences whose KV is in host memory. Default: the least that fits.",
+        ),
+    ] = None,
     codec: Annotated[CodecMode, typer.Option(help="What hops may use.")] = CodecMode.AUTO,
     coordinator: Annotated[
         CoordinatorPlace,
@@ -63,7 +72,8 @@ def plan(
 ) -> None:
     """Measure a cluster and say how a job would run: where, how fast, what limits it. Nothing is run."""
     changes = [(text, parse_what_if(text)) for text in what_if or ()]
-    layout = LayoutOptions(codec=codec, coordinator=coordinator, dtype=dtype)
+    memory = MemoryOptions(offload=offload)
+    layout = LayoutOptions(codec=codec, coordinator=coordinator, dtype=dtype, memory=memory)
     names = tuple(nodes.split(",")) if nodes else ()
     options = planning_options(layout, batch, microbatches, names)
     options = replace(options, survey=SurveyOptions(fresh=fresh))

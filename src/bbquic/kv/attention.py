@@ -12,7 +12,7 @@ from bbquic.kv.compaction import PackCompaction
 from bbquic.kv.offload import HostAttention, OffloadedRows
 from bbquic.kv.ranges import SlotRange
 from bbquic.kv.rows import RowSpan
-from bbquic.kv.runs import runs_of
+from bbquic.kv.runs import Run, runs_of
 from bbquic.kv.slab import HOST, Arena
 
 WHOLE = slice(None)  # places of tokens, where they are those of the pack in its order
@@ -133,12 +133,27 @@ class PackedAttention:
     ) -> torch.Tensor:
         """The device's runs one after the other; q `[tokens, heads, head_dim]`, k and v are theirs, in their
         order."""
-        parts = []
+        if len(self.runs) == 1:
+            return self._one(self.runs[0], block, q, k, v, scale, window)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for run in self.runs:
-            keys, values = self._arena.view(block, self._where, run.tier)
-            run.store(k[run.tokens], v[run.tokens], keys, values)
-            parts.append(run.attend(q[run.tokens], keys, values, scale=scale, window=window))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            own = run.tokens
+            out[own] = self._one(run, block, q[own], k[own], v[own], scale, window)
+        return out
+
+    def _one(
+        self,
+        run: Run,
+        block: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        keys, values = self._arena.view(block, self._where, run.tier)
+        run.store(k, v, keys, values)
+        return run.attend(q, keys, values, scale=scale, window=window)
 
 
 def _in_memory_order(rows: Sequence[RowSpan], where: SlotRange) -> list[int]:

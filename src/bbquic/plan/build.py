@@ -43,11 +43,6 @@ class Setting:
     at_stage: bool = False  # the coordinator is on the first stage's node, else in the command's process
     ways: tuple[Way, ...] = WAYS  # that hops may use; RAW is among them or is the only one
 
-    @property
-    def rows(self) -> int:
-        """Of the largest micro-batch."""
-        return -(-self.batch // self.micro_batches)
-
 
 def circulating(
     cluster: Cluster, model: ModelSizes, job: JobShape, setting: Setting, memory: MemoryOptions
@@ -94,7 +89,7 @@ class Tables:
     rate, delay: [N, N] bytes/s and s; a missing link's delay is infinite.
     lead_rate, lead_delay, back_rate, back_delay: [N], the command's own links, to nodes and from them.
     ratio, encode, decode: [C, N] of WAYS. copy_out, copy_in: [N], seconds a byte.
-    device, host: [N], bytes; host is 0 where a node does not offload.
+    device, host: [N], bytes; host is 0 where a node does not offload. is_host: [N], `NodeProfile.is_host`.
     attention, attention_host: [N, 3], fixed, row and key.
     """
 
@@ -113,6 +108,7 @@ class Tables:
     copy_in: Floats
     device: Ints
     host: Ints
+    is_host: NDArray[np.bool_]
     attention: Floats
     attention_host: Floats
 
@@ -142,13 +138,14 @@ class Tables:
             np.array(
                 [node.host_memory if can else 0 for node, can in zip(nodes, able, strict=True)], np.int64
             ),
+            np.array([node.is_host for node in nodes]),
             _attentions([node.attention for node in nodes]),
             _attentions([node.attention_host for node in nodes]),
         )
 
     def circulating(self, job: JobShape, setting: Setting, memory: MemoryOptions) -> Instance:
         load = load_of(job, setting.batch, setting.micro_batches)
-        fits, alpha = self.slots_on_host(setting.batch, setting.rows, job.slot, memory)
+        fits, alpha = self.slots_on_host(setting.batch, setting.micro_batches, job.slot, memory)
         blocks = np.arange(self.model.blocks + 1.0)
         each = self._block_times(load, alpha)
         stages = np.where(fits, self._ends(load)[:, :, None] + blocks * each, np.inf)
@@ -164,7 +161,7 @@ class Tables:
         shape = (len(self.cluster.nodes), len(PLACES), self.model.blocks + 1)
         fits, alpha = np.ones(shape, bool), np.zeros(shape)
         if memory is not None:
-            fits, alpha = self.slots_on_host(batch, -(-batch // micro_batches), slot, memory)
+            fits, alpha = self.slots_on_host(batch, micro_batches, slot, memory)
         blocks = np.arange(self.model.blocks + 1.0)
         device = (1 - alpha) * _times(self.attention, np.full(shape, load.rows), context)
         host = alpha * _times(self.attention_host, np.full(shape, load.rows), context)
@@ -175,22 +172,28 @@ class Tables:
         return Instance(stages, stages, hops, hops, np.zeros(count), np.zeros((count, count)), micro_batches)
 
     def slots_on_host(
-        self, batch: int, rows: int, slot: int, memory: MemoryOptions
+        self, batch: int, micro_batches: int, slot: int, memory: MemoryOptions
     ) -> tuple[NDArray[np.bool_], Floats]:
-        """Whether a stage fits, and α = K / slots; [N, 4, L + 1] by node, place and blocks.
+        """Whether a stage fits, and α as equation 2 has it; [N, 4, L + 1] by node, place and blocks.
 
-        As `cost.stage_memory`, for all at once.
+        As `cost.stage_memory` and `cost.host_share`, for all at once.
         """
+        rows = -(-batch // micro_batches)
         model, tokens = self.model, memory.pack_tokens + rows
         blocks = np.arange(model.blocks + 1)
         ends = [_ends_bytes(model, tokens, rows, place) for place in PLACES]
         rest = np.array(ends)[:, None] + blocks * model.block_weights
         room = (self.device * memory.share).astype(np.int64)[:, None, None] - rest
         each = np.maximum(blocks * slot * model.kv_bytes, 1)
-        on_host = np.maximum(0, batch - room // each)
-        held = on_host * each <= (self.host * memory.share)[:, None, None]
-        fits = (room >= 0) & ((on_host == 0) | held) & (blocks > 0)
-        return fits, np.where(fits, on_host, 0) / batch
+        least = np.clip(batch - room // each, 0, batch)
+        wanted = least if memory.offload is None else np.full_like(least, round(memory.offload * batch))
+        evenly = np.where(wanted > 0, batch - micro_batches * ((batch - wanted) // micro_batches), 0)
+        most = (self.host * memory.share).astype(np.int64)[:, None, None] // each
+        on_host = np.where(evenly <= most, evenly, wanted)
+        is_host = self.is_host[:, None, None]
+        held = np.where(is_host | (wanted == 0), least == 0, (least <= on_host) & (on_host <= most))
+        fits = (room >= 0) & held & (blocks > 0)
+        return fits, np.where(fits & ~is_host, on_host, 0) / batch
 
     def _mlp(self, tokens: float) -> Floats:
         return np.array([node.mlp(tokens) for node in self.cluster.nodes])[:, None, None]

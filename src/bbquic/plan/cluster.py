@@ -96,6 +96,11 @@ class NodeProfile:
     codecs: Mapping[Way, CodecSpeed] = field(default_factory=dict)  # RAW is not in it
     price: float | None = None  # dollars an hour
 
+    @property
+    def is_host(self) -> bool:
+        """Whether its device is the host: keys that are offloaded stay in the same memory."""
+        return not self.offloads and not self.host_memory
+
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:

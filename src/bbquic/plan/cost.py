@@ -191,10 +191,18 @@ def steady_time(job: JobShape, batch: int, step: float) -> Seconds:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """How memory is used: the share of what is free that a plan may take, and the largest pack in tokens."""
+    """How memory is used: the share of what is free that a plan may take, and the largest pack in tokens.
+
+    `offload` is α where it is given: so many of every stage's slots are on the host. None: as few as do.
+    """
 
     share: float = 0.9
     pack_tokens: int = 512
+    offload: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.offload is not None and not 0 <= self.offload <= 1:
+            raise ValueError(f"a share of the slots is from 0 to 1, not {self.offload}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +243,16 @@ def buffer_bytes(model: ModelSizes, tokens: int) -> Bytes:
     return Bytes(6 * tokens * model.hidden * model.value_bytes)
 
 
+def whole_slots(on_host: int, batch: int, micro_batches: int) -> int:
+    """K with which the device has whole slots, as many of every micro-batch: the rest is on the host."""
+    return batch - micro_batches * ((batch - on_host) // micro_batches) if on_host else 0
+
+
+def host_share(node: NodeProfile, on_host: int, batch: int) -> float:
+    """α as equation 2 has it: where device and host are one, no attention is computed elsewhere."""
+    return 0.0 if node.is_host else on_host / batch
+
+
 def offloaded_slots(
     node: NodeProfile,
     model: ModelSizes,
@@ -242,26 +260,27 @@ def offloaded_slots(
     *,
     blocks: int,
     batch: int,
+    micro_batches: int,
     slot: int,
     rest: int,
 ) -> int | None:
     """K: how many of a stage's slots keep their KV in host memory; None where that does not hold them either.
 
-    `rest` is what weights, workspace and buffers take.
+    As many of each micro-batch, where the host holds that. `rest` is weights, workspace and buffers.
     """
     each = blocks * slot * model.kv_bytes
     room = int(node.memory * options.share) - rest
     if room < 0:
         return None
-    on_host = max(0, batch - room // each)
-    if on_host == 0:
-        return 0
-    fits = (
-        node.offloads
-        and node.attention_host is not None
-        and on_host * each <= node.host_memory * options.share
-    )
-    return on_host if fits else None
+    least = max(0, batch - room // each)
+    wanted = least if options.offload is None else round(options.offload * batch)
+    if wanted == 0 or node.is_host:
+        return wanted if least == 0 else None
+    able = node.offloads and node.attention_host is not None
+    most = int(node.host_memory * options.share) // each if able else 0
+    evenly = whole_slots(wanted, batch, micro_batches)
+    on_host = evenly if evenly <= most else wanted
+    return on_host if least <= on_host <= most else None
 
 
 def stage_memory(
@@ -271,17 +290,26 @@ def stage_memory(
     *,
     blocks: int,
     batch: int,
-    rows: int,
+    micro_batches: int,
     slot: int,
     embeds: bool,
     heads: bool,
 ) -> tuple[StageMemory, int] | None:
-    """A stage's memory and its K; None where it does not fit. `rows` are a micro-batch's."""
+    """A stage's memory and its K; None where it does not fit."""
+    rows = -(-batch // micro_batches)
     held = held_memory(
         model, options, blocks=blocks, batch=batch, rows=rows, slot=slot, embeds=embeds, heads=heads
     )
-    rest = held.device - held.kv
-    on_host = offloaded_slots(node, model, options, blocks=blocks, batch=batch, slot=slot, rest=rest)
+    on_host = offloaded_slots(
+        node,
+        model,
+        options,
+        blocks=blocks,
+        batch=batch,
+        micro_batches=micro_batches,
+        slot=slot,
+        rest=held.device - held.kv,
+    )
     return None if on_host is None else (held.offloading(on_host, batch), on_host)
 
 

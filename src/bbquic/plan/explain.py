@@ -137,6 +137,7 @@ class _Case:
         for stage in stages:
             more = with_memory(self.cluster, stage.node, GB)
             yield Change(f"one GB more on {stage.node}", self._ratio(more, self.options))
+        yield from self._offload()
         if self.options.given:
             return  # an order that is given has no place for another node
         for stage in stages if len(self.cluster.nodes) > 1 else []:
@@ -144,6 +145,16 @@ class _Case:
             less = replace(self.options, nodes=rest)
             ratio = self._ratio(without(self.cluster, stage.node), less) if rest else float("inf")
             yield Change(f"without {stage.node}", ratio)
+
+    def _offload(self) -> Iterator[Change]:
+        """With KV on devices alone, where the plan has some on hosts; as it must be, where that is given."""
+        forced = self.options.memory.offload
+        if any(stage.offloaded for stage in self.plan.layout.stages):
+            yield Change("all KV on the devices", self._ratio(self.cluster, _offloading(self.options, 0.0)))
+        if forced is not None:
+            yield Change(
+                "no more KV on hosts than need be", self._ratio(self.cluster, _offloading(self.options, None))
+            )
 
     def _ratio(self, cluster: Cluster, options: SearchOptions) -> float:
         """The best time near the plan's batch and micro-batches, over the plan's."""
@@ -222,6 +233,10 @@ class _Case:
             figures = f"{link.rate * 8 / 1e6:.0f} Mbit/s and {_ms(link.delay)}"
             return f"{resource} ({figures}) takes {_ms(part.passes)}"
         return f"{resource} takes {_ms(part.passes)}"
+
+
+def _offloading(options: SearchOptions, share: float | None) -> SearchOptions:
+    return replace(options, memory=replace(options.memory, offload=share))
 
 
 def bottleneck_hop(prediction: Prediction) -> tuple[str, str] | None:

@@ -106,6 +106,7 @@ def _needed(
         model, memory, blocks=blocks, batch=1, rows=1, slot=job.slot, embeds=embeds, heads=heads
     )
     able = node.offloads and node.attention_host is not None and held.kv <= node.host_memory * memory.share
+    able &= memory.offload is None or round(memory.offload) == 1  # of one slot
     return int(np.ceil((held.device - (held.kv if able else 0)) / memory.share))
 
 

@@ -19,6 +19,7 @@ from bbquic.plan.cost import (
     Load,
     ends_time,
     hop_time,
+    host_share,
     leg_bytes,
     overlapped_block_time,
     serialisation,
@@ -127,9 +128,9 @@ class Line:
             speed = self._conditions.speeds.get(stage.node)
             names = [f"{stage.node} {part}" for part in ("in", "compute", "out")]
             lanes = [Resource(name, speed) for name in names]
-            alpha = stage.offloaded / layout.batch
             ends = number == 0, number == last
             node = cluster.node(stage.node)
+            alpha = host_share(node, stage.offloaded, layout.batch)
             self._stages.append(_Stage(node, stage.blocks, alpha, *ends, *lanes))
         names = list(layout.nodes)
         self._wires = [self._wire(a, b) for a, b in pairwise(names)]

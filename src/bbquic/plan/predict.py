@@ -21,6 +21,7 @@ from bbquic.plan.cost import (
     ends_time,
     held_memory,
     hop_time,
+    host_share,
     leg_time,
     load_of,
     overlapped_block_time,
@@ -119,7 +120,8 @@ def passage(cluster: Cluster, model: ModelSizes, layout: Layout, load: Load) -> 
             before, way = stages[position - 1].node, layout.ways[position - 1]
             parts += _hop(cluster, before, stage.node, size, way)
         ends = position == 0, position == len(stages) - 1
-        parts.append(_compute(cluster, stage, load, stage.offloaded / layout.batch, ends))
+        alpha = host_share(cluster.node(stage.node), stage.offloaded, layout.batch)
+        parts.append(_compute(cluster, stage, load, alpha, ends))
     parts.append(_leg(cluster, stages[-1].node, layout.coordinator, load, back=True))
     return tuple(parts)
 

@@ -88,7 +88,7 @@ def layout_of(
             memory,
             blocks=blocks,
             batch=setting.batch,
-            rows=setting.rows,
+            micro_batches=setting.micro_batches,
             slot=job.slot,
             embeds=bool(place & FIRST),
             heads=bool(place & LAST),

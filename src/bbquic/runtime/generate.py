@@ -130,7 +130,7 @@ async def _planned(
     return _Placed(
         tuple(channels[name] for name in chosen.layout.nodes),
         tuple(descriptions[name] for name in chosen.layout.nodes),
-        planned_layout(chosen, question.dtype, found.layout),
+        planned_layout(chosen, question.dtype, question.job.slot, found.layout),
         Advisor(question, chosen),
     )
 

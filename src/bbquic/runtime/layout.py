@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgspec
@@ -13,12 +13,15 @@ from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.shape import BYTES_PER_VALUE
-from bbquic.plan.cost import MemoryOptions, held_memory
+from bbquic.plan.cost import MemoryOptions, StageMemory, held_memory
 from bbquic.plan.splits import given_split, weighed_split
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, Stage
+from bbquic.runtime.reserve import Have, least_cells, refusal
 from bbquic.runtime.scheduler import DEPTH
 from bbquic.runtime.sizes import head_tensor, model_sizes
+from bbquic.runtime.tiering import Room, longest_slot, tiers_of
+from bbquic.units import Bytes
 
 HEAD_SHARE = 0.6  # of a block's time goes into its weights, as measured on a CPU with 16 rows
 MOST_A_STAGE = 2  # micro-batches: with more, each pack's own price is paid too often, however long the loop
@@ -47,6 +50,8 @@ class LayoutOptions:
     kv_tokens: int | None = None  # arena of every stage; None: what memory allows, up to the batch's need
     dtype: str | None = None  # None: what all devices prefer, else float32
     memory: MemoryOptions = field(default_factory=MemoryOptions)
+    offloaded: tuple[int, ...] | None = None  # slots of each stage with KV on the host; None: by `memory`
+    slot: int | None = None  # tokens that a slot is planned for; None: what memory allows
 
     def start(self, stages: int) -> int | None:
         """Micro-batches to begin with, where their number follows measurements; None: it was asked for."""
@@ -106,8 +111,10 @@ def make_plan(
         manifest,
         options.codec.value,
         stages[0].node if options.coordinator is CoordinatorPlace.STAGE else None,
+        rows=-(-options.batch // micro_batches),
+        pack_tokens=options.memory.pack_tokens,
     )
-    return msgspec.structs.replace(plan, tiers=(_cells(plan, directory, nodes, options),))
+    return _with_arena(plan, directory, nodes, options)
 
 
 def _head_weight(directory: ModelDirectory, manifest: Manifest) -> float:
@@ -126,40 +133,107 @@ def for_stage(plan: PlanHeader, stage: Stage, directory: ModelDirectory) -> Plan
     return msgspec.structs.replace(plan, manifest=plan.manifest.only(names))
 
 
-def _cells(
+def _with_arena(
     plan: PlanHeader, directory: ModelDirectory, nodes: Sequence[DescriptionHeader], options: LayoutOptions
-) -> int:
-    """Tokens of KV that every stage holds beside the rest of what it needs, as `plan.cost` counts it."""
+) -> PlanHeader:
+    """The plan with the tiers of its arena, and what each stage has of them on its host.
+
+    Raises: ConfigError where other slots are offloaded than there are, PlanRefused where memory is short.
+    """
+    offloaded, sides = _offloaded(plan, options), _sides(plan, directory, nodes, options)
+    wanted = options.kv_tokens or options.batch * min(directory.context_length, DEFAULT_SLOT)
+    if not any(offloaded):
+        cells = min(wanted, *(side.room.device for side in sides))
+        least = options.kv_tokens or CELL_ALIGNMENT * plan.micro_batches
+        if cells < least:
+            tight = min(sides, key=lambda side: side.room.device)
+            raise tight.refusal(least, 0, tight.room.device, least_cells(plan))
+        return msgspec.structs.replace(plan, tiers=(cells,))
+    rooms, batch = [side.room for side in sides], options.batch
+    slot = max(CELL_ALIGNMENT, wanted // batch // CELL_ALIGNMENT * CELL_ALIGNMENT)
+    if options.kv_tokens is None:
+        fits = longest_slot(rooms, offloaded, batch, options.slot or slot)
+        slot = max(CELL_ALIGNMENT, fits)
+    count = options.start(len(plan.stages)) or plan.micro_batches
+    made = tiers_of(offloaded, rooms, batch=batch, slot=slot, micro_batches=count)
+    for number, side in enumerate(sides):
+        needs = made.on_device(number), made.beside(number)
+        if not side.room.takes(*needs):
+            most = min(one.most(made.on_device(place), made.beside(place)) for place, one in enumerate(sides))
+            raise side.refusal(*needs, most, CELL_ALIGNMENT * batch)
+    stages = [
+        msgspec.structs.replace(stage, on_host=on_host)
+        for stage, on_host in zip(plan.stages, made.on_host, strict=True)
+    ]
+    return msgspec.structs.replace(plan, tiers=made.sizes, stages=tuple(stages))
+
+
+def _offloaded(plan: PlanHeader, options: LayoutOptions) -> tuple[int, ...]:
+    """K of each stage. Raises: ConfigError where there are not as many slots, or stages."""
+    if options.offloaded is None:
+        return (round((options.memory.offload or 0.0) * options.batch),) * len(plan.stages)
+    fits = all(0 <= slots <= options.batch for slots in options.offloaded)
+    if len(options.offloaded) != len(plan.stages) or not fits:
+        raise ConfigError(
+            f"slots on hosts {options.offloaded}: not of {len(plan.stages)} stages, or not of {options.batch}"
+        )
+    return options.offloaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A stage's memory: what it takes with one cell on its device, and what can be used of its node's."""
+
+    stage: Stage
+    node: DescriptionHeader
+    held: StageMemory
+    share: float
+
+    @property
+    def have(self) -> Have:
+        return Have(self.node.memory_free, self.node.host_memory_free or None)
+
+    @property
+    def room(self) -> Room:
+        cell, host = self.held.kv, self.have.host
+        device = (int(self.share * self.node.memory_free) - (self.held.device - cell)) // cell
+        return Room(device, None if host is None else int(self.share * host) // cell)
+
+    def need(self, on_device: int, on_host: int) -> StageMemory:
+        """For so many cells."""
+        cell = self.held.kv
+        return replace(self.held, kv=Bytes(on_device * cell), host_kv=Bytes(on_host * cell))
+
+    def most(self, on_device: int, on_host: int) -> int:
+        """Cells that fit, where they are spread as these."""
+        need = self.need(on_device, on_host)
+        return self.have.most(need, on_device + on_host, self.share)
+
+    def refusal(self, on_device: int, on_host: int, most: int, least: int) -> PlanRefused:
+        """For so many cells, where `most` fit, of `least` that are of use."""
+        need = self.need(on_device, on_host)
+        return refusal(self.node.node, self.stage, need, self.have, share=self.share, most=most, least=least)
+
+
+def _sides(
+    plan: PlanHeader, directory: ModelDirectory, nodes: Sequence[DescriptionHeader], options: LayoutOptions
+) -> list[_Side]:
+    """Every stage's memory, as `plan.cost` counts it."""
     sizes = model_sizes(directory, plan.manifest, plan.dtype)
-    rows = -(-options.batch // plan.micro_batches)
-    held = [
-        held_memory(
+    sides = []
+    for stage, node in zip(plan.stages, nodes, strict=True):
+        held = held_memory(
             sizes,
             options.memory,
             blocks=len(stage.blocks),
             batch=1,
-            rows=rows,
+            rows=-(-options.batch // plan.micro_batches),
             slot=1,
             embeds=stage is plan.stages[0],
             heads=stage is plan.stages[-1],
         )
-        for stage in plan.stages
-    ]
-    usable = [int(options.memory.share * node.memory_free) for node in nodes]
-    room = [(have - (one.device - one.kv)) // one.kv for have, one in zip(usable, held, strict=True)]
-    wanted = options.kv_tokens or options.batch * min(directory.context_length, DEFAULT_SLOT)
-    cells = min(wanted, *room)
-    least = options.kv_tokens or CELL_ALIGNMENT * plan.micro_batches
-    if cells < least:
-        tight = min(range(len(nodes)), key=lambda place: room[place])
-        need = held[tight].device + (least - 1) * held[tight].kv
-        raise PlanRefused(
-            f"{nodes[tight].node} cannot hold {plan.stages[tight]}: weights, KV memory and buffers need "
-            f"{need / 1e9:.2f} GB, of its {nodes[tight].memory_free / 1e9:.2f} GB free "
-            f"{usable[tight] / 1e9:.2f} GB can be used",
-            hint="give it fewer blocks with --split, add a node, or free memory there",
-        )
-    return cells
+        sides.append(_Side(stage, node, held, options.memory.share))
+    return sides
 
 
 def _tensors_of(plan: PlanHeader, stage: Stage, directory: ModelDirectory) -> list[str]:

@@ -8,18 +8,22 @@ from pathlib import Path
 
 import torch
 
-from bbquic.errors import BBQuicError, ModelError, PlanRefused
+from bbquic.errors import ModelError, PlanRefused
 from bbquic.kv.ranges import Tiers
-from bbquic.kv.slab import Arena, bytes_per_cell
+from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.fetch import fetch_model
 from bbquic.model.manifest import compare, manifest_of
 from bbquic.model.registry import KNOWN, ModelMissing, resolve_model
+from bbquic.model.shape import BYTES_PER_VALUE
 from bbquic.model.tokenizer import StreamDecoder
 from bbquic.model.weights import load_tensors, tensors_for
+from bbquic.plan.cost import StageMemory
 from bbquic.runtime.machine import Machine
+from bbquic.runtime.memory import is_out_of_memory
 from bbquic.runtime.protocol import PlanHeader, Stage
+from bbquic.runtime.reserve import Have, least_cells, refusal, stage_memory
 from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.stage import ModelWorker, StageWorker
 from bbquic.units import Bytes
@@ -64,18 +68,33 @@ class DiskLoader:
         self._store = store
         self._machine = machine
         self._node = node
-        self._held: tuple[tuple[str, str, Stage, bool], StageModel] | None = None
+        self._held: tuple[tuple[str, str, range, bool], StageModel] | None = None
 
     @property
     def held_bytes(self) -> Bytes:
         return self._held[1].nbytes if self._held is not None else Bytes(0)
 
     def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
-        """Raises: PlanRefused, ModelError; an out-of-memory error with the figures."""
+        """Raises: PlanRefused, with the figures where memory is short; ModelError."""
         embeds, heads = stage is plan.stages[0], stage is plan.stages[-1]
-        model = self._model(plan, stage, report, embeds=embeds, heads=heads)
-        report("reserving KV memory")
-        return ModelWorker(stage, model, self._arena(plan, stage, model), embeds=embeds, heads=heads)
+        self._check_dtype(plan)
+        report("opening the model")
+        directory = self._store.open(plan.model, report)
+        model = self._model(directory, plan, stage, report, embeds=embeds, heads=heads)
+        report("reserving memory")
+        need = stage_memory(directory, plan, stage, model.nbytes)
+        self._check_memory(plan, stage, need)
+        try:
+            arena = self._arena(plan, stage, model)
+            worker = ModelWorker(
+                stage, model, arena, embeds=embeds, heads=heads, memory_free=self._machine.memory_free
+            )
+            worker.reserve(need.workspace, need.buffers)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._refusal(plan, stage, need, self._have()) from error
+        return worker
 
     def text(self, plan: PlanHeader, report: Callable[[str], None]) -> TextStreamFactory:
         """Raises: ModelError where the model or its tokenizer cannot be opened."""
@@ -83,59 +102,74 @@ class DiskLoader:
         StreamDecoder(tokenizer)  # raises here, and not in mid-run, on a tokenizer it cannot follow
         return lambda: StreamDecoder(tokenizer)
 
-    def _model(
-        self, plan: PlanHeader, stage: Stage, report: Callable[[str], None], *, embeds: bool, heads: bool
-    ) -> StageModel:
-        key = (plan.manifest.digest, plan.dtype, stage, heads)
-        if self._held is not None and self._held[0] == key:
-            return self._held[1]
-        self._held = None  # before the next one is loaded, so that the two are never held together
-        dtype = DTYPES.get(plan.dtype)
-        if dtype is None or plan.dtype not in self._machine.dtypes:
+    def _check_dtype(self, plan: PlanHeader) -> None:
+        if plan.dtype not in DTYPES or plan.dtype not in self._machine.dtypes:
             raise PlanRefused(
                 f"{self._node} ({self._machine.device_name}) does not compute in {plan.dtype}",
                 hint=f"use --dtype {' or '.join(self._machine.dtypes)}",
             )
-        report("opening the model")
-        directory = self._store.open(plan.model, report)
+
+    def _model(
+        self,
+        directory: ModelDirectory,
+        plan: PlanHeader,
+        stage: Stage,
+        report: Callable[[str], None],
+        *,
+        embeds: bool,
+        heads: bool,
+    ) -> StageModel:
+        key = (plan.manifest.digest, plan.dtype, stage.blocks, heads)  # not where the stage's KV is
+        if self._held is not None and self._held[0] == key:
+            return self._held[1]
         if directory.blocks != plan.stages[-1].stop:
             raise PlanRefused(
                 f"{plan.model} on {self._node} has {directory.blocks} blocks, the plan {plan.stages[-1].stop}"
             )
         needed = tensors_for(directory.spec, directory.config, stage.blocks, embeds=embeds, heads=heads)
+        expected = plan.manifest.only(needed)
+        width = BYTES_PER_VALUE[plan.dtype]
+        weights = Bytes(width * sum(tensor.elements for tensor in expected.tensors.values()))
+        need = stage_memory(directory, plan, stage, weights)
+        self._check_memory(plan, stage, need)
+        self._held = None  # before the next one is loaded, so that the two are never held together
         report("checking the weights against the plan")
-        held = manifest_of(directory, needed)
-        compare(plan.manifest.only(needed), held, "the coordinator", self._node)
+        compare(expected, manifest_of(directory, needed), "the coordinator", self._node)
         report("loading the weights")
-        tensors = load_tensors(directory, needed, dtype, self._machine.device)
-        model = StageModel(
-            directory.spec, directory.config, tensors, blocks=stage.blocks, embeds=embeds, heads=heads
-        )
+        try:
+            tensors = load_tensors(directory, needed, DTYPES[plan.dtype], self._machine.device)
+            model = StageModel(
+                directory.spec, directory.config, tensors, blocks=stage.blocks, embeds=embeds, heads=heads
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._refusal(plan, stage, need, self._have()) from error
         self._held = (key, model)
         return model
 
     def _arena(self, plan: PlanHeader, stage: Stage, model: StageModel) -> Arena:
-        """The stage's KV memory, or a refusal with need and have."""
-        cell = bytes_per_cell(kv_heads=model.kv_heads, head_dim=model.head_dim, dtype=model.dtype)
-        need = cell * len(stage.blocks) * plan.cells
-        free = self._machine.memory_free()
-        if need > free:
-            raise self._too_little(need, free, free // (cell * len(stage.blocks)))
-        try:
-            return Arena(
-                blocks=stage.blocks,
-                tiers=Tiers(plan.tiers),
-                on_host=stage.on_host,
-                kv_heads=model.kv_heads,
-                head_dim=model.head_dim,
-                dtype=model.dtype,
-                device=model.device,
-            )
-        except (RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
-            raise self._too_little(need, free, free // (cell * len(stage.blocks))) from error
-
-    def _too_little(self, need: int, free: int, cells: int) -> BBQuicError:
-        return PlanRefused(
-            f"{self._node} has {free / 1e9:.2f} GB free for KV memory, the plan needs {need / 1e9:.2f} GB",
-            hint=f"use --kv-tokens {max(cells, 0)} or less, a smaller --batch, or fewer blocks there",
+        return Arena(
+            blocks=stage.blocks,
+            tiers=Tiers(plan.tiers),
+            on_host=stage.on_host,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            dtype=model.dtype,
+            device=model.device,
         )
+
+    def _have(self) -> Have:
+        """What is free, with the weights that are held: those of the stage, or given up for them."""
+        machine, held = self._machine, self.held_bytes
+        return Have(machine.memory_free(held), machine.host_memory_free(held) if machine.offloads else None)
+
+    def _check_memory(self, plan: PlanHeader, stage: Stage, need: StageMemory) -> None:
+        """Raises: PlanRefused."""
+        have = self._have()
+        if not have.holds(need):
+            raise self._refusal(plan, stage, need, have)
+
+    def _refusal(self, plan: PlanHeader, stage: Stage, need: StageMemory, have: Have) -> PlanRefused:
+        most = min(have.most(need, plan.cells), plan.cells - 1)
+        return refusal(self._node, stage, need, have, share=1.0, most=most, least=least_cells(plan))

@@ -44,8 +44,13 @@ class Machine:
     def memory_free(self, held: Bytes = NOTHING) -> Bytes:
         """Bytes free on the device just now and the `held` ones that would be given up, within the limit."""
         on_gpu = self.device.type == "cuda"
-        free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else host_memory_free()
+        free = self._gpu_memory_free() if on_gpu else host_memory_free()
         return Bytes(free + held if self.limit is None else min(free + held, self.limit))
+
+    def _gpu_memory_free(self) -> Bytes:
+        """With what torch keeps for the next tensor that is asked for."""
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return Bytes(torch.cuda.mem_get_info(self.device)[0] + kept)
 
     @property
     def offloads(self) -> bool:

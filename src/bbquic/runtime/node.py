@@ -330,10 +330,12 @@ class Node:
             await asyncio.wait([job.task])
 
     def _describe(self) -> DescriptionHeader:
+        held = self._loader.held_bytes
         return DescriptionHeader(
             node=self._me.name,
             device=self._machine.device_name,
-            memory_free=self._machine.memory_free(held=self._loader.held_bytes),
+            memory_free=self._machine.memory_free(held),
+            host_memory_free=self._machine.host_memory_free(held),
             threads=self._machine.threads,
             dtypes=self._machine.dtypes,
             job=self._job.plan.job if self._job else None,

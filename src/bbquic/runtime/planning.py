@@ -118,8 +118,8 @@ def ways_of(codec: CodecMode) -> tuple[Way, ...]:
     return WAYS if codec is CodecMode.AUTO else (Way(codec.value),)
 
 
-def planned_layout(plan: Plan, dtype: str, options: LayoutOptions) -> LayoutOptions:
-    """The plan's choices where `options` left them open."""
+def planned_layout(plan: Plan, dtype: str, slot: int, options: LayoutOptions) -> LayoutOptions:
+    """The plan's choices where `options` left them open; it was made for slots of `slot` tokens."""
     layout = plan.layout
     at_stage = layout.coordinator != COMMAND
     return replace(
@@ -129,13 +129,18 @@ def planned_layout(plan: Plan, dtype: str, options: LayoutOptions) -> LayoutOpti
         split=tuple(stage.blocks for stage in layout.stages),
         coordinator=CoordinatorPlace.STAGE if at_stage else CoordinatorPlace.HERE,
         dtype=dtype,
+        offloaded=tuple(stage.offloaded for stage in layout.stages),
+        slot=slot,
     )
 
 
 def summary(plan: Plan) -> list[str]:
     """A plan in a few lines, for whoever starts a run by it."""
     layout, prediction = plan.layout, plan.prediction
-    stages = ", ".join(f"{stage.node} {stage.first}-{stage.stop - 1}" for stage in layout.stages)
+    stages = ", ".join(
+        f"{stage.node} {stage.first}-{stage.stop - 1}{_offloading(stage.offloaded)}"
+        for stage in layout.stages
+    )
     where = "here" if layout.coordinator == COMMAND else f"on {layout.coordinator}"
     lines = [
         f"plan: blocks {stages}; {layout.batch} sequences in {layout.micro_batches} micro-batches, "
@@ -146,3 +151,7 @@ def summary(plan: Plan) -> list[str]:
     if plan.left_out:
         lines.append(f"left out: {', '.join(plan.left_out)} (`bbquic plan` says why)")
     return lines
+
+
+def _offloading(slots: int) -> str:
+    return f" with the KV of {slots} on the host" if slots else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -29,11 +29,24 @@ LONG = 0.9  # share of the lines that a slot has room for; those beyond wait for
 def model_sizes(directory: ModelDirectory, manifest: Manifest, dtype: str) -> ModelSizes:
     """A model's sizes when it runs in `dtype`; `manifest` is whole. Raises: KeyError on an unknown dtype."""
     width = BYTES_PER_VALUE[dtype]
-    spec, fields = directory.spec, directory.fields
+    spec = directory.spec
     elements = {name: tensor.elements for name, tensor in manifest.tensors.items()}
-    kv_heads, head_dim = kv_shape(fields)
     embed, head = spec.weights.embed, head_tensor(directory, manifest)
     prefix = spec.block_prefix(0)
+    return replace(
+        shape_sizes(directory, dtype),
+        block_weights=Bytes(width * sum(n for name, n in elements.items() if name.startswith(prefix))),
+        embed_weights=Bytes(width * elements[embed]),
+        head_weights=Bytes(width * (elements[head] + elements[spec.weights.norm])),
+        tied=head == embed,
+    )
+
+
+def shape_sizes(directory: ModelDirectory, dtype: str) -> ModelSizes:
+    """The same but for the weights, which are 0: it takes no manifest."""
+    width, fields = BYTES_PER_VALUE[dtype], directory.fields
+    kv_heads, head_dim = kv_shape(fields)
+    nothing = Bytes(0)
     return ModelSizes(
         name=directory.name,
         blocks=directory.blocks,
@@ -41,11 +54,10 @@ def model_sizes(directory: ModelDirectory, manifest: Manifest, dtype: str) -> Mo
         intermediate=int(fields["intermediate_size"]),
         vocabulary=int(fields["vocab_size"]),
         value_bytes=width,
-        block_weights=Bytes(width * sum(n for name, n in elements.items() if name.startswith(prefix))),
-        embed_weights=Bytes(width * elements[embed]),
-        head_weights=Bytes(width * (elements[head] + elements[spec.weights.norm])),
+        block_weights=nothing,
+        embed_weights=nothing,
+        head_weights=nothing,
         kv_bytes=Bytes(2 * kv_heads * head_dim * width),
-        tied=head == embed,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,12 +22,14 @@ from bbquic.kv.rows import RowSpan, positions
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
-from bbquic.runtime.device import Buffer, Device, Moment, device_for
+from bbquic.runtime.device import Buffer, Device, Moment, device_for, now
+from bbquic.runtime.memory import host_memory_free, in_words, is_out_of_memory
 from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import PackHeader, Stage
 from bbquic.units import Bytes, Seconds
 
 GREEDY = Sampling()
+LOSABLE = frozenset({"out_of_memory", "compaction"})  # codes of failures that leave the stage sound
 LIGHT = 256 << 10  # bytes of a body that a CPU copies in some 50 µs, about what a change of threads costs
 
 
@@ -92,6 +94,10 @@ class StageWorker(Protocol):
 
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output: ...
 
+    def relieve(self) -> str:
+        """After a pack that failed with one of the LOSABLE codes, in any thread: give up memory that nothing
+        uses, and say in words what is free."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
@@ -128,8 +134,19 @@ class _Outputs:
 class ModelWorker:
     """The StageWorker of a real model, on a CPU or a GPU."""
 
-    def __init__(self, stage: Stage, model: StageModel, arena: Arena, *, embeds: bool, heads: bool) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        model: StageModel,
+        arena: Arena,
+        *,
+        embeds: bool,
+        heads: bool,
+        memory_free: Callable[[], Bytes] = host_memory_free,
+    ) -> None:
+        """`memory_free` says what is free where the model computes."""
         self.stage = stage
+        self._memory_free = memory_free
         self.arena = arena
         self.device: Device = device_for(model.device)
         self._host = host_attention(arena)  # its thread ends with this worker
@@ -145,6 +162,21 @@ class ModelWorker:
     @property
     def arena_bytes(self) -> Bytes:
         return self.arena.nbytes
+
+    def reserve(self, workspace: Bytes, buffers: Bytes) -> None:
+        """See that there is memory for packs, beside weights and arena. Raises: torch's own out-of-memory.
+
+        On a GPU what was had once stays this process's, for the stream it was had on. On a CPU there is no
+        such thing short of writing to every page, of the arena too, for a job that may never fill it: what
+        others take meanwhile costs a pack, and not the job.
+        """
+        if self.device.overlaps:
+            for lane, count in (
+                (self.device.computing(now()), workspace + buffers // 2),
+                (self.device.inbound(), buffers // 2),
+            ):
+                with lane:
+                    torch.empty(count, dtype=torch.uint8, device=self.device.torch_device)
 
     def body_length(self, pack: PackHeader) -> int:
         return 0 if self._embeds else self._tensor_bytes(pack)
@@ -274,6 +306,11 @@ class ModelWorker:
         tokens = () if outputs.choice is None else self._tokens(pack, outputs.choice, *fetched[1:])
         return Output(tokens, b"", on_host)
 
+    def relieve(self) -> str:
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return f"{in_words(self._memory_free())} are free there"
+
     def _tokens(
         self, pack: PackHeader, choice: Choice, finite: Buffer, ids: Buffer, sampled: Buffer
     ) -> tuple[int, ...]:
@@ -301,11 +338,12 @@ def stage_errors(stage: Stage, pack: PackHeader) -> Iterator[None]:
         yield
     except StageFailed:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise stage_failure(stage, pack, "out_of_memory", str(error)) from error
     except (ModelError, RemoteProtocolError) as error:
         raise stage_failure(stage, pack, "bad_input", error.message) from error
     except Exception as error:  # the boundary of the device
+        if is_out_of_memory(error):
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise stage_failure(stage, pack, "out_of_memory", words) from error
         raise stage_failure(stage, pack, "internal", f"{type(error).__name__}: {error}") from error
 
 
