@@ -147,7 +147,7 @@ def test_a_move_is_made_once_its_source_is_whole_whatever_comes_first(order: lis
         pytest.param(moving(move(micro_batch=2)), "no such micro-batch", id="from nowhere"),
         pytest.param(moving(move(), move(target=0)), "moves a slot twice", id="one source twice"),
         pytest.param(moving(move(), move(slot=1)), "moves a slot twice", id="one target twice"),
-        pytest.param(moving(move(target=0), where=(8, 2, 16)), "of its own source", id="to half of its own"),
+        pytest.param(moving(move(target=0), where=(8, 2, 16)), "moves write to", id="to half of its own"),
         pytest.param(moving(move(), first=2), "the row begins at 2", id="a row that does not continue it"),
         pytest.param(moving(move(target=0)), "holds 0 tokens", id="a row of another slot"),
     ],

@@ -47,7 +47,7 @@ class Regrouping:
         if seating.retiring is None:
             return
         left = seating.batches[seating.retiring]
-        if left.live or left.flights or left.leaving:
+        if left.live or left.flights or left.readers:
             return
         below = seating.active[seating.active.index(left) - 1]
         self._join_shares(below, left)
@@ -73,7 +73,7 @@ class Regrouping:
             seating.retiring = leaving.index
             self.changes += 1  # an empty one gives up its share when the next micro-batch is asked
         leaving = seating.batches[seating.retiring]
-        if batch is not leaving or not batch.live or batch.leaving:
+        if batch is not leaving or not batch.live or batch.readers:
             return False
         if any(seat.move is not None for _, seat in batch.seats()):
             return False
@@ -178,6 +178,7 @@ class Regrouping:
             if slot >= half:
                 self._reseat(batch, slot, upper, slot - half)
         batch.slots = batch.slots[:half]
+        batch.residues = {slot: seat for slot, seat in batch.residues.items() if slot < half}
         batch.range = where.with_slots(0, min(half, where.count))
         for slot, _ in reversed(list(batch.seats())):
             if batch.live > upper.live + 1 and upper.free:
@@ -198,7 +199,8 @@ class Regrouping:
                 target_generation=new.generation,
                 count=old.sequence.computed,
             )
-            source.leaving.add(slot)
+            source.readers[slot] += 1
+            del source.residues[slot]  # the move takes it along
         target.slots[place] = new
         self.moved += 1
         self.changes += 1
@@ -210,7 +212,7 @@ def _lie_side_by_side(below: MicroBatch, above: MicroBatch) -> bool:
     if (
         below.range is None
         or above.range is None
-        or below.leaving
+        or below.readers
         or below.range.capacity != above.range.capacity
     ):
         return False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from bbquic.errors import RecordError
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
+from bbquic.runtime.prefixes import Prefixes
 from bbquic.runtime.regrouping import Regrouping
 from bbquic.runtime.request import Completion
 from bbquic.runtime.seating import Seating
@@ -42,6 +43,7 @@ class SchedulerOptions:
     look_ahead: int = 256  # records read ahead, so that like lengths can share a micro-batch
     depth: int = DEPTH  # packs of a micro-batch on their way at most; the plan's, or less
     start: int | None = None
+    shares_prefixes: bool = True  # what prompts begin with in common is read once, and copied
 
     def __post_init__(self) -> None:
         if not 1 <= self.micro_batches <= self.slots:
@@ -65,7 +67,9 @@ class Scheduler:
         )
         self.generated = 0  # tokens of answers
         self.preempted = 0  # sequences whose KV was dropped
+        self.shared = 0  # tokens of prompts that were copied from other slots in place of being read
         self._options = options
+        self._prefixes = Prefixes() if options.shares_prefixes else None
         self._seating = Seating(
             micro_batches=options.micro_batches,
             slots=options.slots,
@@ -166,17 +170,22 @@ class Scheduler:
 
     def _launch(self, batch: MicroBatch, ready: list[int]) -> Pack | None:
         """Decode rows in slot order (neighbours attend together), then prompts, the oldest first."""
-        packing = Packing(batch)
+        packing = Packing(batch, self._prefixes)
         for slot in ready:
             packing.add_row(slot, batch.seat(slot), 1)
         reading = [(slot, seat) for slot, seat in batch.seats() if seat.sequence.reads]
         if reading:
             budget = self.pace.chunk(len(ready), max(one.decoding for one in self._seating.batches))
             for slot, seat in sorted(reading, key=lambda pair: pair[1].generation):
-                if budget > 0:
+                if budget > 0 and (
+                    seat.sequence.computed or packing.begin(slot, seat, self._seating.retiring)
+                ):
                     budget -= packing.add_row(slot, seat, budget)
         flight = packing.flight(decodes=bool(ready))
-        return flight.pack if flight else None
+        if flight is None:
+            return None
+        self.shared += flight.pack.shared_tokens
+        return flight.pack
 
     def take_tokens(self, micro_batch: int, step: int, tokens: Items[int]) -> list[Completion] | None:
         """The tokens of a step; gives the answers that ended with it. Steps come back in any order.
@@ -202,7 +211,7 @@ class Scheduler:
             raise ValueError(f"{len(tokens)} tokens for {len(wanting)} rows")
         del batch.flights[step]
         for move in flight.pack.moves:
-            batches[move.micro_batch].leaving.discard(move.slot)
+            batches[move.micro_batch].was_read(move)
         completions = []
         for (slot, seat), token in zip(wanting, tokens, strict=True):
             if not seat.is_taken:
@@ -223,7 +232,7 @@ class Scheduler:
         if seat is None:
             raise ValueError(f"nobody is in slot {slot} of micro-batch {micro_batch}")
         if seat.move is not None:  # not made yet, and now never
-            self._seating.batches[seat.move.micro_batch].leaving.discard(seat.move.slot)
+            self._seating.batches[seat.move.micro_batch].was_read(seat.move)
         batch.leave(slot)
         self._forget([seat.sequence])
 
@@ -242,6 +251,7 @@ class Scheduler:
         The caller keeps tokens of the epoch before from coming here.
         """
         self._forget(self._seating.clear())
+        self._prefixes = Prefixes() if self._options.shares_prefixes else None
 
     def _forget(self, sequences: Items[Sequence]) -> None:
         for sequence in sequences:

@@ -135,7 +135,7 @@ class Seating:
             pass  # equal shares again
         elif self.has_one_share or need <= max(one.share for one in self.staying):
             return True
-        if any(one.live or one.flights or one.leaving for one in self.batches):
+        if any(one.live or one.flights or one.readers for one in self.batches):
             return False
         self.retiring = None
         self.has_one_share = not fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class Pack:
     tokens: tuple[int, ...]
     prompt_tokens: int  # of `tokens`: those of prompts that go out for the first time
     moves: tuple[Move, ...] = ()
+    shared_tokens: int = 0  # of prompts, that no row carries: they are copied from other slots
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +34,12 @@ class Seat:
     step: int = 0  # the last that carried a row of it
     move: Move | None = None  # what has to be made before its next row, in the same pack
     is_taken: bool = True  # False once the sequence has left: what comes back for it is dropped
+    left: int = 0  # tokens that its slot holds since then
+
+    @property
+    def held(self) -> int:
+        """Tokens that its slot holds, or will by packs on their way; only of a seat that had a row."""
+        return self.sequence.computed if self.is_taken else self.left
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class MicroBatch:
     share: int  # cells
     range: SlotRange | None = None
     slots: list[Seat | None] = field(default_factory=list)
-    leaving: set[int] = field(default_factory=set)  # slots whose tokens a move is yet to read
+    readers: Counter[int] = field(default_factory=Counter)  # moves that are yet to read a slot's tokens
+    residues: dict[int, Seat] = field(default_factory=dict)  # whose tokens a slot holds that nobody is in
     step: int = 0
     flights: dict[int, Flight] = field(default_factory=dict)  # by step
 
@@ -70,7 +79,7 @@ class MicroBatch:
     def is_empty(self) -> bool:
         """Whether nothing keeps its range from being cut anew. Packs of those who left may still be on
         their way: stages apply the steps of a micro-batch in order."""
-        return not self.live and not self.leaving
+        return not self.live and not self.readers
 
     @property
     def is_full(self) -> bool:
@@ -83,7 +92,7 @@ class MicroBatch:
 
     @property
     def free(self) -> list[int]:
-        return [slot for slot, seat in enumerate(self.slots) if seat is None and slot not in self.leaving]
+        return [slot for slot, seat in enumerate(self.slots) if seat is None and slot not in self.readers]
 
     def seats(self) -> Iterator[tuple[int, Seat]]:
         """The taken slots, in order."""
@@ -92,7 +101,7 @@ class MicroBatch:
     @property
     def is_idle(self) -> bool:
         """Whether nothing of it is on its way and no move is yet to be made, to it or from it."""
-        return not self.flights and not self.leaving and all(seat.move is None for _, seat in self.seats())
+        return not self.flights and not self.readers and all(seat.move is None for _, seat in self.seats())
 
     @property
     def most_slots(self) -> int:
@@ -108,13 +117,23 @@ class MicroBatch:
     def leave(self, slot: int) -> Seat:
         """Take a sequence out of its slot; what comes back for that seat is dropped."""
         seat = self.seat(slot)
-        seat.is_taken = False
+        seat.left, seat.is_taken = seat.sequence.computed, False
         self.slots[slot] = None
+        if seat.step:
+            self.residues[slot] = seat
         return seat
+
+    def was_read(self, move: Move) -> None:
+        """A move that reads one of its slots was made, or never will be."""
+        self.readers[move.slot] -= 1
+        if not self.readers[move.slot]:
+            del self.readers[move.slot]
 
     def cut(self, where: SlotRange | None) -> None:
         """Take another range of the arena, or none."""
         assert self.is_empty, "a range is cut when nobody is in it"
+        continues = where is not None and self.range is not None and where.continues(self.range)
+        self.residues = {slot: seat for slot, seat in self.residues.items() if continues and slot in where}
         self.range = where
         self.slots = [None] * (where.count if where else 0)
 
@@ -126,4 +145,4 @@ class MicroBatch:
 
     def give_up(self) -> None:
         """Have no share of the arena: its cells are another's, and whoever sat there has a seat elsewhere."""
-        self.share, self.range, self.slots = 0, None, []
+        self.share, self.range, self.slots, self.residues = 0, None, [], {}
