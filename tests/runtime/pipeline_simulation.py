@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 
-from bbquic.kv.ranges import Tiers
+from bbquic.kv.ranges import SlotRange, Tiers
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import PackHeader
@@ -91,7 +91,7 @@ class SimulatedStage:
             tiers=options.tiers, micro_batches=options.micro_batches, depth=options.depth
         )
         self.busy_until = 0.0
-        self.copied = self.renamed = self.kept = 0
+        self.copied = self.renamed = self.kept = self.between_tiers = 0
         self._cells: list[tuple[int, int] | None] = [None] * sum(options.tiers)
         self._known = known
 
@@ -103,6 +103,9 @@ class SimulatedStage:
             copy = copies.pop(move.target, None)  # none: the slot stays where it is under another name
             target = pack.range.cells(move.target)
             source = target if copy is None else copy.source.cells(copy.source_slot)
+            if copy is not None:
+                tiers = copy.source.tier(copy.source_slot), copy.target.tier(copy.target_slot)
+                self.between_tiers += tiers[0] != tiers[1]
             held = self._cells[source.start : source.start + move.count]
             assert all(cell is not None and cell[0] == move.generation for cell in held)
             moved = [(move.target_generation, cell[1]) for cell in held if cell is not None]
@@ -159,6 +162,8 @@ class Pipeline:
     renamed: int = 0
     kept: int = 0  # beginnings that were shared
     sent: int = 0  # tokens in packs
+    between_tiers: int = 0  # of those copied
+    ranges: set[tuple[int, SlotRange]] = field(default_factory=set)  # of packs, and how many there were then
     taken: list[int] = field(default_factory=list)  # slots, at each event at which more sequences waited
     epoch: int = 0
     now: float = 0.0
@@ -187,6 +192,7 @@ class Pipeline:
         self.copied += self.stages[0].copied
         self.renamed += self.stages[0].renamed
         self.kept += self.stages[0].kept
+        self.between_tiers += self.stages[0].between_tiers
 
     def _renew(self) -> None:
         self.stages = [SimulatedStage(self.options, self._known) for _ in range(STAGES)]
@@ -248,6 +254,7 @@ class Pipeline:
         assert self.scheduler.live <= self.options.slots
         assert 1 <= self.scheduler.micro_batches <= self.options.micro_batches
         assert Tiers(self.options.tiers).hold(pack.range)
+        self.ranges.add((self.scheduler.micro_batches, pack.range))
         assert not any(
             one.range.overlaps(pack.range) for one in flying if one.micro_batch != pack.micro_batch
         )

@@ -15,12 +15,21 @@ from paces import RandomPace
 
 
 @st.composite
+def any_tiers(draw: st.DrawFn) -> tuple[int, ...]:
+    """One of them holds any sequence, whichever it is."""
+    large = draw(st.integers(7, 60))
+    others = draw(st.lists(st.integers(0, 60), max_size=2))
+    place = draw(st.integers(0, len(others)))
+    return tuple(CELL_ALIGNMENT * units for units in (*others[:place], large, *others[place:]))
+
+
+@st.composite
 def any_options(draw: st.DrawFn) -> SchedulerOptions:
     micro_batches = draw(st.integers(1, 4))
     return SchedulerOptions(
         micro_batches=micro_batches,
         slots=micro_batches + draw(st.integers(0, 8)),
-        tiers=(CELL_ALIGNMENT * draw(st.integers(7, 60)),),
+        tiers=draw(any_tiers()),
         prefill_tokens=draw(st.integers(1, 64)),
         look_ahead=draw(st.integers(1, 12)),
         depth=draw(st.integers(1, 5)),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pipeline_simulation import make_sequence
 
 from bbquic.errors import RecordError
-from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
-from bbquic.runtime.ranges import aligned, cut_range, equal_shares
+from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange, Tiers
+from bbquic.runtime.ranges import Share, aligned, cut_range, equal_shares
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.seats import Pack
 from paces import FixedPace
@@ -59,29 +59,40 @@ def test_tokens_for_a_step_that_was_never_sent_are_an_error() -> None:
 
 
 @given(
-    share=st.integers(0, 100).map(lambda n: n * CELL_ALIGNMENT),
+    cells=st.lists(st.integers(0, 100).map(lambda n: n * CELL_ALIGNMENT), min_size=1, max_size=3),
     slots=st.integers(1, 20),
     needs=st.lists(st.integers(1, 600), max_size=30),
 )
-def test_a_range_holds_the_oldest_record_and_stays_in_its_share(
-    share: int, slots: int, needs: list[int]
+def test_a_range_holds_the_oldest_record_and_stays_in_its_share_of_each_tier(
+    cells: list[int], slots: int, needs: list[int]
 ) -> None:
-    where = cut_range(32, share, slots, needs)
-    if not needs or aligned(needs[0]) > share:
+    shares = tuple(Share(5000 * tier + 32, size) for tier, size in enumerate(cells))
+    where = cut_range(shares, slots, needs)
+    if not needs or aligned(needs[0]) > max(cells):
         assert where is None
         return
     assert where is not None
     assert where.capacity >= needs[0]
     assert 1 <= where.count <= slots
-    assert where.span(0).start == 32
-    assert where.span(0).stop <= 32 + share
+    spans = [where.span(tier) for tier in range(where.tiers)]
+    assert [span.start for span in spans] == [share.offset for share in shares]
+    assert all(span.stop <= share.stop for span, share in zip(spans, shares, strict=True))
+    most = [size // where.capacity for size in cells]
+    used = [strip.slots for strip in where.strips]
+    assert all(used[tier] == most[tier] for tier in range(len(used)) if any(used[tier + 1 :]))
+    longest = range(CELL_ALIGNMENT, aligned(max(needs)) + 1, CELL_ALIGNMENT)
+    holding = [length for length in longest if sum(size // length for size in cells) >= where.count]
+    assert where.capacity == max(holding)
 
 
-@given(cells=st.integers(1, 10_000), micro_batches=st.integers(1, 9))
-def test_shares_do_not_overlap(cells: int, micro_batches: int) -> None:
-    shares = equal_shares(cells, micro_batches)
-    assert all(a + n <= b for (a, n), (b, _) in pairwise(shares))
-    assert shares[-1][0] + shares[-1][1] <= cells
+@given(sizes=st.lists(st.integers(1, 10_000), min_size=1, max_size=3), micro_batches=st.integers(1, 9))
+def test_shares_of_a_tier_are_equal_and_do_not_overlap(sizes: list[int], micro_batches: int) -> None:
+    tiers = Tiers(tuple(sizes))
+    for tier, shares in enumerate(zip(*equal_shares(tiers, micro_batches), strict=True)):
+        assert len({share.cells for share in shares}) == 1
+        assert all(one.stop == other.offset for one, other in pairwise(shares))
+        assert shares[0].offset == tiers.span(tier).start
+        assert shares[-1].stop <= tiers.span(tier).stop
 
 
 def test_a_stop_string_ends_the_answer_before_it() -> None:
@@ -270,11 +281,11 @@ def test_nobody_moves_while_others_wait_where_the_number_of_micro_batches_was_as
 
 
 def adapting_scheduler(
-    needs: list[tuple[int, int]], *, cells: int, slots: int, start: int, most: int = 4
+    needs: list[tuple[int, int]], *, tiers: tuple[int, ...], slots: int, start: int, most: int = 4
 ) -> tuple[Scheduler, FixedPace]:
     """Sequences of (prompt, max_tokens); those with a slot are past their prompts, nothing is on its way."""
     pace = FixedPace(window=99)
-    options = SchedulerOptions(micro_batches=most, slots=slots, tiers=(cells,), start=start)
+    options = SchedulerOptions(micro_batches=most, slots=slots, tiers=tiers, start=start)
     scheduler = Scheduler(options, pace)
     for line, (prompt, most_tokens) in enumerate(needs):
         scheduler.offer(make_sequence(line, prompt=prompt, max_tokens=most_tokens))
@@ -302,7 +313,7 @@ def go_on(scheduler: Scheduler) -> list[Pack]:
 
 def test_a_full_arena_is_parted_and_joined_without_a_copy() -> None:
     """Each slot keeps its cells, so the first cell of a row's slot never changes."""
-    scheduler, pace = adapting_scheduler([(2, 14)] * 8, cells=8 * 16, slots=8, start=1)
+    scheduler, pace = adapting_scheduler([(2, 14)] * 8, tiers=(8 * 16,), slots=8, start=1)
     for count, shares in ((4, [2, 2, 2, 2]), (2, [4, 4]), (1, [8]), (3, [2, 2, 4])):
         pace.count = count
         for _ in range(3):
@@ -313,8 +324,47 @@ def test_a_full_arena_is_parted_and_joined_without_a_copy() -> None:
         assert scheduler.decisions() == ()
 
 
+def test_two_tiers_are_parted_and_joined_without_a_copy_and_evenly() -> None:
+    """Twelve slots of a stage are on its device and four in host memory, a fourth of each micro-batch's."""
+    tiers = (12 * 16, 4 * 16)
+    scheduler, pace = adapting_scheduler([(2, 14)] * 16, tiers=tiers, slots=16, start=1)
+    parts = ((4, [(3, 1)] * 4), (2, [(6, 2)] * 2), (1, [(12, 4)]), (3, [(3, 1)] * 2 + [(6, 2)]))
+    for count, expected in parts:
+        pace.count = count
+        for _ in range(3):
+            packs = go_on(scheduler)
+        assert sorted(tuple(strip.slots for strip in pack.range.strips) for pack in packs) == expected
+        assert all([row.slot for row in pack.rows] == list(pack.range.slots()) for pack in packs)
+        cells = [pack.range.cells(row.slot).start for pack in packs for row in pack.rows]
+        assert sorted(cells) == list(range(0, 256, 16))
+    assert scheduler.decisions() == ()
+
+
+def test_an_odd_slot_of_one_tier_goes_down_and_of_the_next_one_up() -> None:
+    scheduler, pace = adapting_scheduler([(2, 14)] * 9, tiers=(3 * 16, 5 * 16, 16), slots=9, start=1)
+    pace.count = 2
+    for _ in range(2):
+        packs = go_on(scheduler)
+    assert [[strip.slots for strip in pack.range.strips] for pack in packs] == [[2, 2, 1], [1, 3, 0]]
+
+
+def test_the_device_fills_first_and_a_long_record_goes_where_it_fits() -> None:
+    options = SchedulerOptions(micro_batches=1, slots=4, tiers=(64, 128))
+    scheduler = Scheduler(options, FixedPace(window=1, chunk=64))
+    with pytest.raises(RecordError, match="the nodes hold 128"):
+        scheduler.offer(make_sequence(0, prompt=120, max_tokens=9))
+    for line in range(3):
+        scheduler.offer(make_sequence(line, prompt=4, max_tokens=28))
+    short = launched(scheduler)
+    assert [row.slot for row in short.rows] == [0, 2, 1], "two on the device, then one in host memory"
+    scheduler = Scheduler(options, FixedPace(window=1, chunk=64))
+    scheduler.offer(make_sequence(0, prompt=100, max_tokens=9))
+    long = launched(scheduler)
+    assert ([row.slot for row in long.rows], long.range.numbers) == ([1], (0, 0, 112, 64, 1))
+
+
 def test_with_room_to_spare_sequences_are_copied_so_that_all_micro_batches_have_as_many() -> None:
-    scheduler, pace = adapting_scheduler([(4, 12)] * 12, cells=64 * 16, slots=12, start=4)
+    scheduler, pace = adapting_scheduler([(4, 12)] * 12, tiers=(64 * 16,), slots=12, start=4)
     for count, shares in ((3, [4, 4, 4]), (2, [6, 6]), (4, [3, 3, 3, 3])):
         pace.count = count
         for _ in range(3):
@@ -325,7 +375,7 @@ def test_with_room_to_spare_sequences_are_copied_so_that_all_micro_batches_have_
 def test_sequences_that_fit_nowhere_else_go_on_where_they_are_and_it_is_said_so() -> None:
     """A micro-batch of long slots below one of short ones: neither side by side nor room for a copy."""
     needs = [(4, 12), (4, 12), (20, 12), (4, 12), (4, 12), (4, 12)]
-    scheduler, pace = adapting_scheduler(needs, cells=64, slots=4, start=2, most=2)
+    scheduler, pace = adapting_scheduler(needs, tiers=(64,), slots=4, start=2, most=2)
     assert by_batch(scheduler) == [1, 2]
     pace.count = 1
     go_on(scheduler)

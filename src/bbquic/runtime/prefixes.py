@@ -63,7 +63,7 @@ class Prefixes:
         for holder, place, seat in self._candidates(sequence.prompt):
             is_own = holder is batch
             in_place = is_own and place == slot
-            if not in_place and holder.slots[place] not in (None, seat):
+            if not in_place and holder.slots.get(place) not in (None, seat):
                 continue  # whoever sits there now is about to overwrite it
             if holder.index == leaving and not is_own:
                 continue
@@ -85,7 +85,7 @@ class Prefixes:
             return
         for place, (batch, seat) in list(self._holders.get(beginning, {}).items()):
             slot = place[1]
-            if batch.residues.get(slot) is seat or (slot < len(batch.slots) and batch.slots[slot] is seat):
+            if seat in (batch.slots.get(slot), batch.residues.get(slot)):
                 yield batch, slot, seat
             else:
                 del self._beginnings[place]

@@ -8,10 +8,10 @@ ranges lie side by side and their slots are of one length, so that a slot only g
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from itertools import pairwise
 
-from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
+from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.runtime.protocol import Move
+from bbquic.runtime.ranges import Share, laid_out
 from bbquic.runtime.regroup import Room, places
 from bbquic.runtime.seating import Seating
 from bbquic.runtime.seats import MicroBatch
@@ -50,11 +50,11 @@ class Regrouping:
         if left.live or left.flights or left.readers:
             return
         below = seating.active[seating.active.index(left) - 1]
-        self._join_shares(below, left)
+        _join_shares(below, left)
+        self._retired(left)
 
-    def _join_shares(self, below: MicroBatch, above: MicroBatch) -> None:
-        below.share = above.offset + above.share - below.offset
-        above.give_up()
+    def _retired(self, left: MicroBatch) -> None:
+        left.give_up()
         self._seating.retiring = None
         self._shared_out()
 
@@ -68,26 +68,25 @@ class Regrouping:
         """Let the smallest micro-batch go that is not the arena's first: the one below gets its cells."""
         seating, active = self._seating, self._seating.active
         if seating.retiring is None:
-            pairs = pairwise(active)
-            below, leaving = min(pairs, key=lambda pair: (pair[1].live, pair[0].live, -pair[1].offset))
-            seating.retiring = leaving.index
+            last = min(range(1, len(active)), key=lambda at: (active[at].live, active[at - 1].live, -at))
+            seating.retiring = active[last].index
             self.changes += 1  # an empty one gives up its share when the next micro-batch is asked
         leaving = seating.batches[seating.retiring]
         if batch is not leaving or not batch.live or batch.readers:
             return False
-        if any(seat.move is not None for _, seat in batch.seats()):
+        if any(seat.move is not None for seat in batch.slots.values()):
             return False
         below = active[active.index(leaving) - 1]
         targets = self._targets()
         chosen = places([seat.sequence.need for _, seat in batch.seats()], [room for _, room in targets])
-        joins = chosen is None and _lie_side_by_side(below, batch)
+        bases = _bases(below, batch) if chosen is None else None
         self.waits_for = None
-        if chosen is not None or joins:
+        if chosen is not None or bases is not None:
             if batch.flights:
                 return True
-            if chosen is None:
-                self._join(below, batch)
-            else:
+            if bases is not None:
+                self._join(below, batch, bases)
+            elif chosen is not None:
                 self._move_all(batch, [targets[place][0] for place in chosen])
             return True
         return self._move_some(batch)
@@ -126,29 +125,35 @@ class Regrouping:
             target.grow(target.range.count + 1)
         self._reseat(batch, slot, target, target.free[0])
 
-    def _join(self, below: MicroBatch, batch: MicroBatch) -> None:
-        """Make the slots of a micro-batch the last ones of the range below; no cell is copied."""
-        assert below.range is not None
-        assert batch.range is not None
-        base = (batch.range.strips[0].offset - below.range.strips[0].offset) // below.range.capacity
-        below.grow(base + batch.range.count)
+    def _join(self, below: MicroBatch, batch: MicroBatch, bases: Items[int]) -> None:
+        """Make the slots of a micro-batch the last ones of the range below, in each tier from the place that
+        `bases` says; no cell is copied."""
+        lower, upper = below.range, batch.range
+        assert lower is not None
+        assert upper is not None
+        _join_shares(below, batch)
+        strips = zip(lower.strips, upper.strips, bases, strict=True)
+        present = [max(low.slots, base + high.slots) for low, high, base in strips]
+        below.range = laid_out(below.shares, lower.capacity, 0, present)
         for slot, _ in list(batch.seats()):
-            self._reseat(batch, slot, below, base + slot)
-        self._join_shares(below, batch)
+            tier, place = upper.tier(slot), upper.place(slot)
+            self._reseat(batch, slot, below, lower.number(tier, bases[tier] + place))
+        self._retired(batch)
 
     # More.
 
     def _part(self, batch: MicroBatch) -> bool:
         """Part the fullest micro-batch that can be."""
         spare = next(
-            (one for one in self._seating.batches if not one.share and one.is_empty and not one.flights), None
+            (one for one in self._seating.batches if not one.has_share and one.is_empty and not one.flights),
+            None,
         )
         able = [one for one in self._seating.active if _can_part(one)]
         if spare is None or not able:
             self.waits_for = "no micro-batch has two slots to share out" if not able else None
             return False
         self.waits_for = None
-        if batch is not max(able, key=lambda one: (one.live, one.share, -one.index)):
+        if batch is not max(able, key=lambda one: (one.live, one.cells, -one.index)):
             return False
         if not batch.is_idle:
             # a move that waits to be made goes out with the next pack
@@ -156,30 +161,30 @@ class Regrouping:
         if batch.live:
             self._part_range(batch, spare)
         else:
-            half = batch.share // (2 * CELL_ALIGNMENT) * CELL_ALIGNMENT
             batch.cut(None)
-            spare.offset, spare.share = batch.offset + half, batch.share - half
-            batch.share = half
+            _part_shares(batch, spare, [_half(share.cells) for share in batch.shares])
         self._shared_out()
         return False
 
     def _part_range(self, batch: MicroBatch, upper: MicroBatch) -> None:
-        """Cut a range in two at half of its share's slots; those above only get another name."""
+        """Cut a range in two at half of its shares' slots; those above only get another name."""
         where = batch.range
         assert where is not None
-        most = batch.most_slots
-        half = (most + 1) // 2
-        upper.offset = where.cells(half).start
-        upper.share = batch.offset + batch.share - upper.offset
-        batch.share = upper.offset - batch.offset
-        wanted = min(self._seating.part(upper), most - half)
-        upper.cut(SlotRange.of(upper.offset, max(where.count - half, wanted), where.capacity))
+        halves = _halves([share.cells // where.capacity for share in batch.shares])
+        cells = [
+            half * where.capacity if share.cells >= where.capacity else _half(share.cells)
+            for share, half in zip(batch.shares, halves, strict=True)
+        ]
+        _part_shares(batch, upper, cells)
+        strips = list(zip(where.strips, halves, strict=True))
+        above = [max(0, strip.slots - half) for strip, half in strips]
+        upper.cut(laid_out(upper.shares, where.capacity, self._seating.part(upper), above))
         for slot, _ in list(batch.seats()):
-            if slot >= half:
-                self._reseat(batch, slot, upper, slot - half)
-        batch.slots = batch.slots[:half]
-        batch.residues = {slot: seat for slot, seat in batch.residues.items() if slot < half}
-        batch.range = where.with_slots(0, min(half, where.count))
+            tier, place = where.tier(slot), where.place(slot) - halves[where.tier(slot)]
+            if place >= 0:
+                self._reseat(batch, slot, upper, where.number(tier, place))
+        staying = [min(strip.slots, half) for strip, half in strips]
+        batch.shorten(laid_out(batch.shares, where.capacity, 1, staying))
         for slot, _ in reversed(list(batch.seats())):
             if batch.live > upper.live + 1 and upper.free:
                 self._reseat(batch, slot, upper, upper.free[0])
@@ -206,21 +211,47 @@ class Regrouping:
         self.changes += 1
 
 
-def _lie_side_by_side(below: MicroBatch, above: MicroBatch) -> bool:
-    """Whether the slots of one are slots of the other's range, were it longer, and nobody is about to fetch
-    a slot there."""
-    if (
-        below.range is None
-        or above.range is None
-        or below.readers
-        or below.range.capacity != above.range.capacity
-    ):
-        return False
-    return (above.range.strips[0].offset - below.range.strips[0].offset) % below.range.capacity == 0
+def _bases(below: MicroBatch, above: MicroBatch) -> list[int] | None:
+    """For each tier the place that the first slot of one has in the range of the other, were that longer.
+
+    None where a slot that is taken is none of the other's then, or somebody is about to fetch a slot there.
+    """
+    lower, upper = below.range, above.range
+    if lower is None or upper is None or below.readers or lower.capacity != upper.capacity:
+        return None
+    strips = zip(lower.strips, upper.strips, strict=True)
+    found = [divmod(high.offset - low.offset, lower.capacity) for low, high in strips]
+    if any(found[upper.tier(slot)][1] for slot in above.slots):
+        return None
+    return [base for base, _ in found]
+
+
+def _join_shares(below: MicroBatch, above: MicroBatch) -> None:
+    shares = zip(below.shares, above.shares, strict=True)
+    below.shares = tuple(Share(low.offset, high.stop - low.offset) for low, high in shares)
+
+
+def _part_shares(lower: MicroBatch, upper: MicroBatch, cells: Items[int]) -> None:
+    """Leave to one the first `cells` of its share of each tier; the rest is the other's."""
+    parted = [share.parted(first) for share, first in zip(lower.shares, cells, strict=True)]
+    lower.shares, upper.shares = zip(*parted, strict=True)
+
+
+def _half(cells: int) -> int:
+    return cells // (2 * CELL_ALIGNMENT) * CELL_ALIGNMENT
+
+
+def _halves(slots: Items[int]) -> list[int]:
+    """Of each tier's slots half, an odd one more and one less by turns: so all halves together are one."""
+    found, odd = [], 0
+    for most in slots:
+        odd ^= most & 1
+        found.append((most + (most & odd)) // 2)
+    return found
 
 
 def _can_part(batch: MicroBatch) -> bool:
     """Whether there are two slots, and two sequences or none."""
     if not batch.live:
-        return batch.share >= 2 * CELL_ALIGNMENT
+        return batch.longest >= 2 * CELL_ALIGNMENT
     return batch.live > 1 and batch.most_slots > 1

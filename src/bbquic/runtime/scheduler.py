@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from bbquic.errors import RecordError
+from bbquic.kv.ranges import Tiers
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
 from bbquic.runtime.prefixes import Prefixes
@@ -73,7 +74,7 @@ class Scheduler:
         self._seating = Seating(
             micro_batches=options.micro_batches,
             slots=options.slots,
-            cells=sum(options.tiers),
+            tiers=Tiers(options.tiers),
             start=options.start,
         )
         self._regrouping = Regrouping(self._seating)
@@ -228,7 +229,7 @@ class Scheduler:
         What is on its way for it is ignored when it comes. Raises: ValueError for a slot nobody is in.
         """
         batch = self._seating.batches[micro_batch]
-        seat = batch.slots[slot] if 0 <= slot < len(batch.slots) else None
+        seat = batch.slots.get(slot)
         if seat is None:
             raise ValueError(f"nobody is in slot {slot} of micro-batch {micro_batch}")
         if seat.move is not None:  # not made yet, and now never

@@ -6,7 +6,8 @@ import itertools
 from collections import deque
 from collections.abc import Iterable
 
-from bbquic.runtime.ranges import aligned, cut_range, equal_shares
+from bbquic.kv.ranges import Tiers
+from bbquic.runtime.ranges import aligned, cut_range, equal_shares, longest_slot
 from bbquic.runtime.seats import MicroBatch, Seat
 from bbquic.runtime.sequence import Sequence
 
@@ -17,7 +18,7 @@ class Seating:
     Of `micro_batches` those that have a share of the arena are active; `regrouping` joins and parts them.
     """
 
-    def __init__(self, *, micro_batches: int, slots: int, cells: int, start: int | None = None) -> None:
+    def __init__(self, *, micro_batches: int, slots: int, tiers: Tiers, start: int | None = None) -> None:
         """`start` of the micro-batches are active at first, all where None."""
         self.waiting: deque[Sequence] = deque()
         self.is_closed = False  # no more will come
@@ -25,12 +26,12 @@ class Seating:
         self.count = start or micro_batches  # in equal shares when the arena is next shared out
         self._most = micro_batches
         self._slots = slots
-        self._cells = cells
+        self._tiers = tiers
         self._generation = itertools.count(1)
         self._begin()
 
     def _begin(self) -> None:
-        self.batches = [MicroBatch(index, 0, 0) for index in range(self._most)]
+        self.batches = [MicroBatch(index) for index in range(self._most)]
         self.has_one_share = False  # all of the arena is one sequence's, which fits no equal share
         self.retiring = None
         self._draining: int | None = None  # a micro-batch that refills no more until it is empty
@@ -38,8 +39,8 @@ class Seating:
 
     @property
     def largest_need(self) -> int:
-        """The longest sequence that fits when it has the arena to itself."""
-        return equal_shares(self._cells, 1)[0][1]
+        """The longest sequence that fits when it has the arena to itself: one tier of it."""
+        return longest_slot(equal_shares(self._tiers, 1)[0])
 
     @property
     def live(self) -> int:
@@ -47,8 +48,9 @@ class Seating:
 
     @property
     def active(self) -> list[MicroBatch]:
-        """Those with a share, in the order of their shares, which lie side by side."""
-        return sorted((one for one in self.batches if one.share), key=lambda one: one.offset)
+        """Those with a share, in the order of their shares, which lie side by side in every tier."""
+        shared = [one for one in self.batches if one.has_share]
+        return sorted(shared, key=lambda one: [share.offset for share in one.shares])
 
     @property
     def staying(self) -> list[MicroBatch]:
@@ -65,12 +67,12 @@ class Seating:
         """Give free slots to waiting sequences, oldest first, cutting the range anew where it is empty."""
         if not self.waiting or batch.is_full or self.live >= self._slots or batch.index == self.retiring:
             return
-        if not self._share_out() or not batch.share or self._must_drain(batch):
+        if not self._share_out() or not batch.has_share or self._must_drain(batch):
             return
         allowed = self._allowed(batch)
         if batch.is_empty:
-            needs = [one.need for one in self.waiting if aligned(one.need) <= batch.share]
-            batch.cut(cut_range(batch.offset, batch.share, self.part(batch), needs))
+            needs = [one.need for one in self.waiting if aligned(one.need) <= batch.longest]
+            batch.cut(cut_range(batch.shares, self.part(batch), needs))
         batch.grow(min(allowed, batch.most_slots))
         self._seat(batch, min(len(batch.free) - self._reserved(batch), allowed - batch.live))
 
@@ -112,7 +114,7 @@ class Seating:
         if self.retiring is None or batch.range is None:
             return 0
         leaving = self.batches[self.retiring]
-        fitting = sum(seat.sequence.need <= batch.range.capacity for _, seat in leaving.seats())
+        fitting = sum(seat.sequence.need <= batch.range.capacity for seat in leaving.slots.values())
         elsewhere = sum(len(one.free) for one in self.staying if one is not batch)
         return max(0, fitting - elsewhere)
 
@@ -130,10 +132,10 @@ class Seating:
         its way, and the shares are equal again as soon as that one is done.
         """
         need = aligned(self.waiting[0].need)
-        fits = need <= equal_shares(self._cells, self.count)[0][1]
+        fits = need <= longest_slot(equal_shares(self._tiers, self.count)[0])
         if fits and self.has_one_share:
             pass  # equal shares again
-        elif self.has_one_share or need <= max(one.share for one in self.staying):
+        elif self.has_one_share or need <= max((one.longest for one in self.staying), default=0):
             return True
         if any(one.live or one.flights or one.readers for one in self.batches):
             return False
@@ -144,16 +146,16 @@ class Seating:
 
     def _share_equally(self) -> None:
         """Among `count`, or all for the first. Nobody is in any."""
-        shares = equal_shares(self._cells, 1 if self.has_one_share else self.count)
+        shares = equal_shares(self._tiers, 1 if self.has_one_share else self.count)
         for one in self.batches:
             one.cut(None)
-            one.offset, one.share = shares[one.index] if one.index < len(shares) else (0, 0)
+            one.shares = shares[one.index] if one.index < len(shares) else ()
 
     def _must_drain(self, batch: MicroBatch) -> bool:
         """Whether this one waits until it is empty, to be cut for a sequence that fits no range as it is."""
         need = self.waiting[0].need
         busy = self.staying
-        large = [one for one in busy if one.share >= aligned(need)]
+        large = [one for one in busy if one.longest >= aligned(need)]
         if self._draining is not None:
             draining = self.batches[self._draining]
             if draining.is_empty or draining not in large:
@@ -167,7 +169,7 @@ class Seating:
 
     def clear(self) -> list[Sequence]:
         """Take everybody out, and begin anew with equal shares, as if no step had ever been made."""
-        seats = [seat for batch in self.batches for _, seat in batch.seats()]
+        seats = [seat for batch in self.batches for seat in batch.slots.values()]
         self._begin()
         for seat in seats:
             seat.is_taken = False

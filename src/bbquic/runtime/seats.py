@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from bbquic.kv.ranges import SlotRange
 from bbquic.runtime.protocol import Move, Row
+from bbquic.runtime.ranges import Shares, laid_out, longest_slot, most_slots
 from bbquic.runtime.sequence import Sequence
 
 
@@ -53,13 +54,12 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class MicroBatch:
-    """A share of the arena, the range cut from it, who sits in its slots, and the packs on their way."""
+    """Its shares of the arena, the range cut from them, who sits in its slots, and the packs on their way."""
 
     index: int
-    offset: int
-    share: int  # cells
+    shares: Shares = ()  # none where others have the arena among them
     range: SlotRange | None = None
-    slots: list[Seat | None] = field(default_factory=list)
+    slots: dict[int, Seat] = field(default_factory=dict)  # those that are taken
     readers: Counter[int] = field(default_factory=Counter)  # moves that are yet to read a slot's tokens
     residues: dict[int, Seat] = field(default_factory=dict)  # whose tokens a slot holds that nobody is in
     step: int = 0
@@ -68,12 +68,12 @@ class MicroBatch:
     @property
     def live(self) -> int:
         """Sequences in its slots."""
-        return sum(seat is not None for seat in self.slots)
+        return len(self.slots)
 
     @property
     def decoding(self) -> int:
         """Those of them that are past their prompts."""
-        return sum(seat.sequence.has_read for _, seat in self.seats())
+        return sum(seat.sequence.has_read for seat in self.slots.values())
 
     @property
     def is_empty(self) -> bool:
@@ -84,7 +84,7 @@ class MicroBatch:
     @property
     def is_full(self) -> bool:
         """Whether all its slots are taken and its range has no room for more."""
-        return None not in self.slots and self.range is not None and self.most_slots <= self.range.count
+        return self.range is not None and self.live == self.range.count >= self.most_slots
 
     @property
     def has_decode_rows_in_flight(self) -> bool:
@@ -92,33 +92,51 @@ class MicroBatch:
 
     @property
     def free(self) -> list[int]:
-        return [slot for slot, seat in enumerate(self.slots) if seat is None and slot not in self.readers]
+        """Tier after tier, the lowest first."""
+        slots = self.range.slots() if self.range else ()
+        return [slot for slot in slots if slot not in self.slots and slot not in self.readers]
 
     def seats(self) -> Iterator[tuple[int, Seat]]:
-        """The taken slots, in order."""
-        return ((slot, seat) for slot, seat in enumerate(self.slots) if seat is not None)
+        """The taken slots, tier after tier: neighbours in memory follow one another."""
+        slots = self.range.slots() if self.range else ()
+        return ((slot, self.slots[slot]) for slot in slots if slot in self.slots)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing of it is on its way and no move is yet to be made, to it or from it."""
-        return not self.flights and not self.readers and all(seat.move is None for _, seat in self.seats())
+        return (
+            not self.flights and not self.readers and all(seat.move is None for seat in self.slots.values())
+        )
+
+    @property
+    def has_share(self) -> bool:
+        return any(share.cells for share in self.shares)
+
+    @property
+    def cells(self) -> int:
+        """Of its shares together."""
+        return sum(share.cells for share in self.shares)
+
+    @property
+    def longest(self) -> int:
+        """The cells of the longest slot that its shares allow."""
+        return longest_slot(self.shares)
 
     @property
     def most_slots(self) -> int:
-        """Slots that its range may grow to within its share."""
-        return self.share // self.range.capacity if self.range else 0
+        """Slots that its range may grow to within its shares."""
+        return most_slots(self.shares, self.range.capacity) if self.range else 0
 
     def seat(self, slot: int) -> Seat:
         """Who sits in a slot that is taken."""
-        seat = self.slots[slot]
-        assert seat is not None, f"nobody is in slot {slot} of micro-batch {self.index}"
-        return seat
+        assert slot in self.slots, f"nobody is in slot {slot} of micro-batch {self.index}"
+        return self.slots[slot]
 
     def leave(self, slot: int) -> Seat:
         """Take a sequence out of its slot; what comes back for that seat is dropped."""
         seat = self.seat(slot)
         seat.left, seat.is_taken = seat.sequence.computed, False
-        self.slots[slot] = None
+        del self.slots[slot]
         if seat.step:
             self.residues[slot] = seat
         return seat
@@ -132,17 +150,21 @@ class MicroBatch:
     def cut(self, where: SlotRange | None) -> None:
         """Take another range of the arena, or none."""
         assert self.is_empty, "a range is cut when nobody is in it"
-        continues = where is not None and self.range is not None and where.continues(self.range)
-        self.residues = {slot: seat for slot, seat in self.residues.items() if continues and slot in where}
+        if where is None or self.range is None or not where.continues(self.range):
+            self.residues = {}
+        self.shorten(where)
+
+    def shorten(self, where: SlotRange | None) -> None:
+        """Have no slots but those of `where`; nobody is in the others."""
         self.range = where
-        self.slots = [None] * (where.count if where else 0)
+        self.residues = {slot: seat for slot, seat in self.residues.items() if where and slot in where}
 
     def grow(self, slots: int) -> None:
         """Have `slots` slots, where that is more: the present ones stay where they are."""
         if self.range is not None and slots > self.range.count:
-            self.slots += [None] * (slots - self.range.count)
-            self.range = self.range.with_slots(0, slots)
+            present = [strip.slots for strip in self.range.strips]
+            self.range = laid_out(self.shares, self.range.capacity, slots, present)
 
     def give_up(self) -> None:
         """Have no share of the arena: its cells are another's, and whoever sat there has a seat elsewhere."""
-        self.share, self.range, self.slots, self.residues = 0, None, [], {}
+        self.shares, self.range, self.slots, self.residues = (), None, {}, {}
