@@ -22,11 +22,13 @@ OTHER = (*HEADER[:35], *range(3000, 3030))
 
 @st.composite
 def any_options(draw: st.DrawFn) -> SchedulerOptions:
+    """Any sequence fits in the last tier."""
     micro_batches = draw(st.integers(1, 4))
+    units = [*draw(st.lists(st.integers(0, 40), max_size=1)), draw(st.integers(11, 80))]
     return SchedulerOptions(
         micro_batches=micro_batches,
         slots=micro_batches + draw(st.integers(0, 8)),
-        tiers=(CELL_ALIGNMENT * draw(st.integers(11, 80)),),
+        tiers=tuple(CELL_ALIGNMENT * one for one in units),
         prefill_tokens=draw(st.integers(1, 96)),
         look_ahead=draw(st.integers(1, 12)),
         depth=draw(st.integers(1, 5)),

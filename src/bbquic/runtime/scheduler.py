@@ -76,6 +76,7 @@ class Scheduler:
             slots=options.slots,
             tiers=Tiers(options.tiers),
             start=options.start,
+            shares_prefixes=options.shares_prefixes,
         )
         self._regrouping = Regrouping(self._seating)
 
