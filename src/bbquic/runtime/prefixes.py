@@ -6,7 +6,9 @@ taken or its cells are, so a sequence that begins looks who has, or had, the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from bbquic.runtime.seats import MicroBatch, Seat
@@ -113,6 +115,20 @@ def common_tokens(one: bytes, other: bytes) -> int:
         else:
             most = middle - 1
     return least
+
+
+def shared_beginnings(prompts: Iterable[Items[int]]) -> list[int]:
+    """Of each prompt, how many of its first tokens an earlier one begins with, too; 0 where it is not worth it."""
+    found: list[int] = []
+    earlier: dict[bytes, list[bytes]] = {}
+    for tokens in prompts:
+        prompt = array("i", tokens).tobytes()
+        beginning = beginning_of(prompt)
+        alike = [] if beginning is None else earlier.setdefault(beginning, [])
+        longest = max((common_tokens(prompt, other) for other in alike), default=0)
+        found.append(min(longest, len(tokens) - 1))
+        alike.append(prompt)
+    return found
 
 
 def _common(sequence: Sequence, other: Sequence, most: int) -> int:
