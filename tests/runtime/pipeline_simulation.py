@@ -171,7 +171,9 @@ class Pipeline:
     def __post_init__(self) -> None:
         lines = [self._sequence(line).request for line in range(len(self.jobs))]
         self._answers = [alone(request) for request in lines]
-        self._texts = [[*request.tokens, *answer] for request, answer in zip(lines, self._answers, strict=True)]
+        self._texts = [
+            [*request.tokens, *answer] for request, answer in zip(lines, self._answers, strict=True)
+        ]
         self._known: dict[int, list[int]] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0

@@ -185,7 +185,9 @@ def keeping(first: int = 2, where: tuple[int, int, int] = TO, **changes: int) ->
             moving(move(count=2, keeps=True), move(target=0)), "moves a slot twice", id="and emptied as well"
         ),
         pytest.param(
-            moving(move(count=2, keeps=True), move(count=2, keeps=True)), "moves a slot twice", id="one target"
+            moving(move(count=2, keeps=True), move(count=2, keeps=True)),
+            "moves a slot twice",
+            id="one target",
         ),
     ],
 )
@@ -203,7 +205,9 @@ def test_a_move_that_keeps_its_source_is_refused_where_it_contradicts_what_is_st
     assert ledger.admit(source_step(4), None), "the source goes on"
 
 
-def own(*moves: Move, rows: tuple[Row, ...], step: int = 2, where: tuple[int, int, int] = (0, 3, 16)) -> PackHeader:
+def own(
+    *moves: Move, rows: tuple[Row, ...], step: int = 2, where: tuple[int, int, int] = (0, 3, 16)
+) -> PackHeader:
     return PackHeader(JOB, 0, 0, step, where, rows, moves=moves)
 
 
@@ -221,7 +225,9 @@ def kept(slot: int = 0, target: int = 1, count: int = 3, generation: int = 1, st
             own(kept(), rows=(row(1, 7, 3),), where=(0, 2, 32)), "another range", id="in a range cut anew"
         ),
         pytest.param(
-            own(kept(target=0), kept(), rows=(row(1, 7, 3),)), "moves write to", id="of a slot that is renewed"
+            own(kept(target=0), kept(), rows=(row(1, 7, 3),)),
+            "moves write to",
+            id="of a slot that is renewed",
         ),
         pytest.param(
             own(kept(), kept(slot=1, target=2, generation=7), rows=(row(1, 7, 3),)),

@@ -58,7 +58,7 @@ def test_prompts_that_begin_alike_are_answered_as_if_each_were_alone(
     delay: float,
     restless: float | None,
 ) -> None:
-    """Whatever is dropped, moved, cut anew or overtaken: the stages look at every token of every row's slot."""
+    """Whatever is dropped, moved, cut or overtaken: the stages look at every token of every row's slot."""
     rng = random.Random(seed)
     scheduler = Scheduler(options, None if restless is None else RandomPace(rng, options, restless))
     chaos = Chaos(repeat=0.1, preempt=preempt, restart=restart)

@@ -125,7 +125,7 @@ class ModelSizes:
 @dataclass(frozen=True, slots=True)
 class JobShape:
     """A prompts file in figures: how many sequences, mean prompt and answer and the longest answer in tokens,
-    and how many tokens of KV a sequence reserves. `shared`: of a prompt, what others were read with before."""
+    and how many tokens of KV a sequence reserves. `shared`: of a prompt, what another one was read with."""
 
     sequences: int
     prompt: float

@@ -166,7 +166,9 @@ class Ledger(Generic[T]):
         if slots.range is None or (is_own and not (move.keeps and where.continues(slots.range))):
             raise RemoteProtocolError(f"{_name(pack)}: {move} is not from another range of the arena")
         generation, length = slots.filled.get(move.slot, (0, 0))
-        if generation != move.generation or not (length >= move.count if move.keeps else length == move.count):
+        if generation != move.generation or not (
+            length >= move.count if move.keeps else length == move.count
+        ):
             raise RemoteProtocolError(
                 f"{_name(pack)}: {move} takes from slot {move.slot}, "
                 f"which holds {length} tokens of generation {generation}"

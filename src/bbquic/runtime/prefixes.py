@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from bbquic.runtime.seats import MicroBatch, Seat
 from bbquic.runtime.sequence import Sequence
 
-# Tokens. To read so few again adds less to a pack than what the pack costs by itself (LEAST in `chunks`), while
-# a copy is a kernel for each stage's keys and values, and to wait for one is a pack more in the loop.
+# Tokens. So few more in a pack take less than what a pack costs by itself (LEAST in `chunks` is twice as many),
+# and to wait for what another one reads may take a pack more.
 LEAST_SHARED = 32
 
 _WIDTH = 4  # bytes of a token
@@ -32,7 +32,7 @@ class Beginning:
 
 
 class Prefixes:
-    """Which slot holds how a prompt begins: by the hash of the first LEAST_SHARED tokens, then by comparing."""
+    """Which slot holds how a prompt begins: by a hash of the first LEAST_SHARED tokens, then by comparing."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, dict[tuple[int, int], tuple[MicroBatch, Seat]]] = {}
@@ -50,12 +50,17 @@ class Prefixes:
             self._holders.setdefault(beginning, {})[place] = (batch, seat)
 
     def longest(
-        self, batch: MicroBatch, slot: int, sequence: Sequence, carried: Mapping[int, int], leaving: int | None
+        self,
+        batch: MicroBatch,
+        slot: int,
+        sequence: Sequence,
+        carried: Mapping[int, int],
+        leaving: int | None,
     ) -> tuple[Beginning | None, bool]:
         """What a sequence that begins in a slot of `batch` need not read, and whether it should wait for more.
 
-        It waits while another one just reads LEAST_SHARED further tokens of its beginning. That one waits for
-        nobody, for it has begun, so all waiting ends; where it leaves, what it has read is there to go on from.
+        It waits while another one reads LEAST_SHARED further tokens of its beginning, or more. That one waits
+        for nobody, for it has begun, so all waiting ends; where it leaves, what it has read is still there.
 
         `carried`: slots of `batch` that have a row in the pack in the making, and what they held before it;
         `leaving`: a micro-batch whose slots others should not keep from being given up.
@@ -118,7 +123,7 @@ def common_tokens(one: bytes, other: bytes) -> int:
 
 
 def shared_beginnings(prompts: Iterable[Items[int]]) -> list[int]:
-    """Of each prompt, how many of its first tokens an earlier one begins with, too; 0 where it is not worth it."""
+    """Of each prompt, how many tokens an earlier one begins with, too; 0 where that is not worth it."""
     found: list[int] = []
     earlier: dict[bytes, list[bytes]] = {}
     for tokens in prompts:
