@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from bbquic.runtime.seats import MicroBatch, Seat
 from bbquic.runtime.sequence import Sequence
 
-# Tokens. So few more in a pack take less than what a pack costs by itself (LEAST in `chunks` is twice as many),
-# and to wait for what another one reads may take a pack more.
+# Tokens. So few more in a pack take less than a pack costs by itself (LEAST in `chunks` is twice as many), and
+# to wait for what another one reads may take a pack more.
 LEAST_SHARED = 32
 
 _WIDTH = 4  # bytes of a token
@@ -57,7 +57,7 @@ class Prefixes:
         carried: Mapping[int, int],
         leaving: int | None,
     ) -> tuple[Beginning | None, bool]:
-        """What a sequence that begins in a slot of `batch` need not read, and whether it should wait for more.
+        """What a sequence that begins in a slot of `batch` need not read, and whether it is to wait for more.
 
         It waits while another one reads LEAST_SHARED further tokens of its beginning, or more. That one waits
         for nobody, for it has begun, so all waiting ends; where it leaves, what it has read is still there.

@@ -117,7 +117,7 @@ class Seating:
         return any(beginning_of(one.prompt) in held for one in self.waiting)
 
     def _choose(self, batch: MicroBatch, free: Items[int], sequence: Sequence) -> int:
-        """Of the first tier with room the slot that holds most of what a sequence begins with, or else nothing
+        """Of the first tier with room the slot that holds most of what a sequence begins with, else nothing
         that another may want."""
         if batch.range is None or not self._shares_prefixes or not batch.residues:
             return free[0]
