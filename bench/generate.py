@@ -26,12 +26,12 @@ from bbquic.model.manifest import manifest_of
 from bbquic.model.registry import user_cache
 from bbquic.model.sampling import Sampling
 from bbquic.model.tokenizer import StreamDecoder
-from bbquic.runtime.coordinator import Coordinator, Outcome
+from bbquic.runtime.coordinator import Coordinator
 from bbquic.runtime.generate import RunModel, RunOptions, deployed
 from bbquic.runtime.layout import LayoutOptions
 from bbquic.runtime.local import LocalCluster, LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
-from bbquic.runtime.request import Request
+from bbquic.runtime.request import Outcome, Request
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.threaded import open_endpoint

@@ -21,11 +21,11 @@ import msgspec
 from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.cluster import ClusterDeadlines, StageLink, deploy, dialled, new_job_id, release
-from bbquic.runtime.coordinator import Coordinator, Outcome
+from bbquic.runtime.coordinator import Coordinator
 from bbquic.runtime.pace import MeasuredPace
 from bbquic.runtime.protocol import PlanHeader, Stage
 from bbquic.runtime.ranges import aligned
-from bbquic.runtime.request import Request
+from bbquic.runtime.request import Outcome, Request
 from bbquic.runtime.scheduler import DEPTH, Scheduler, SchedulerOptions
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Peer, load_identity

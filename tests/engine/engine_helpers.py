@@ -18,7 +18,7 @@ from bbquic.model.manifest import manifest_of
 from bbquic.model.sampling import Sampling
 from bbquic.model.tokenizer import StreamDecoder
 from bbquic.runtime.cluster import ClusterDeadlines
-from bbquic.runtime.coordinator import Coordinator, CoordinatorOptions, Outcome
+from bbquic.runtime.coordinator import Coordinator, CoordinatorOptions
 from bbquic.runtime.generate import RunModel, RunOptions, deployed, generate
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import LayoutOptions
@@ -28,7 +28,7 @@ from bbquic.runtime.measure import Profiler
 from bbquic.runtime.node import Node
 from bbquic.runtime.pace import Pace
 from bbquic.runtime.profile_cache import ProfileCache
-from bbquic.runtime.request import Completion, Request
+from bbquic.runtime.request import Completion, Outcome, Request
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.survey import SurveyOptions
 from bbquic.runtime.telemetry import JobStatistics

@@ -196,8 +196,11 @@ class Pipeline:
         self.kept += self.stages[0].kept
         self.between_tiers += self.stages[0].between_tiers
 
+    def _new_stage(self, place: int) -> SimulatedStage:
+        return SimulatedStage(self.options, self._known)
+
     def _renew(self) -> None:
-        self.stages = [SimulatedStage(self.options, self._known) for _ in range(STAGES)]
+        self.stages = [self._new_stage(place) for place in range(STAGES)]
         self._events.clear()
         self._waiting_rows.clear()
 
@@ -215,7 +218,13 @@ class Pipeline:
         self._count_moves()
         assert self.scheduler.is_done
         assert self.scheduler.live == 0
+        self._check_answers()
+
+    def _check_answers(self) -> None:
         assert Counter(one.line for one in self.done) == Counter(range(len(self.jobs)))
+        self._check_completions()
+
+    def _check_completions(self) -> None:
         for one in self.done:
             expected = self._answers[one.line]
             assert one.generated == len(expected)
@@ -244,9 +253,6 @@ class Pipeline:
         self._check_launch(pack, flying)
         self.most_in_flight = max(self.most_in_flight, len(flying))
         self.sent += len(pack.tokens)
-        lines = {(batch, slot): one.request.line for batch, slot, one in self.scheduler.seats()}
-        for row in pack.rows:
-            self._known[row.generation] = self._texts[lines[pack.micro_batch, row.slot]]
         trip = Trip(pack, self.now)
         self._deliver(partial(self._arrive, 0, trip))
 
@@ -260,7 +266,9 @@ class Pipeline:
         assert not any(
             one.range.overlaps(pack.range) for one in flying if one.micro_batch != pack.micro_batch
         )
+        lines = {(batch, slot): one.request.line for batch, slot, one in self.scheduler.seats()}
         for row in pack.rows:
+            self._known[row.generation] = self._texts[lines[pack.micro_batch, row.slot]]
             assert not self._waiting_rows[row.generation], "a sequence with a token to come has no more rows"
             self._waiting_rows[row.generation] += row.wants_token
 

@@ -38,12 +38,12 @@ from bbquic.runtime.coordination import (
     WireRequest,
     grouped,
 )
-from bbquic.runtime.coordinator import CoordinatorOptions, Outcome
+from bbquic.runtime.coordinator import CoordinatorOptions
 from bbquic.runtime.hosting import Inbox
 from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import PlanHeader
 from bbquic.runtime.remote import RemoteCoordinator
-from bbquic.runtime.request import Completion, Request
+from bbquic.runtime.request import Completion, Outcome, Request
 from bbquic.runtime.scheduler import SchedulerOptions
 from bbquic.transport.identity import Peer, make_identity
 from bbquic.transport.local import local_pair

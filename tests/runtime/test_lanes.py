@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from bbquic.errors import ModelError, StageFailed
 from bbquic.runtime.device import HostMoment, now
 from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import WAITING, Job, Lanes
-from bbquic.runtime.protocol import PackHeader, Row, Stage
+from bbquic.runtime.protocol import Lost, PackHeader, Row, Stage
 from bbquic.runtime.stage import Computed, Output, Staged
 from bbquic.runtime.timing import Mark, StageTiming
 from bbquic.units import Bytes, Seconds
@@ -76,6 +77,9 @@ class Worker:
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
         self._do("stage_out", pack)
         return Output(None, computed.value, Seconds(time.monotonic()))
+
+    def relieve(self) -> str:
+        return "0.25 GB are free there"
 
     def _do(self, part: str, pack: PackHeader) -> None:
         self.seen.append((part, pack.micro_batch, pack.step))
@@ -203,7 +207,6 @@ def test_the_lanes_work_at_once_on_different_packs() -> None:
     ("error", "code"),
     [
         (ModelError("a token is outside"), "bad_input"),
-        (MemoryError("no more"), "out_of_memory"),
         (ZeroDivisionError("a bug"), "internal"),
         (StageFailed("not finite", node="node-1", code="non_finite"), "non_finite"),
     ],
@@ -231,6 +234,64 @@ def test_a_failure_in_any_lane_is_told_once_and_nothing_is_passed_on(
         assert all(one.pack.step < 3 for one in bench.sent)
 
     at_work(Worker(work, light), body)
+
+
+def torch_says(size: int) -> RuntimeError:
+    """What a CPU's allocator raises: no class of its own."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(size, dtype=torch.uint8)
+    return raised.value
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("no more"), torch_says(2**60)])
+@pytest.mark.parametrize("light", [None, random.Random(2)])
+def test_a_pack_for_which_memory_is_missing_goes_on_as_lost_in_its_turn_and_the_others_as_ever(
+    part: str, error: Exception, light: random.Random | None
+) -> None:
+    def work(at: str, pack: PackHeader) -> None:
+        if at == part and pack.step in (3, 4):
+            raise error
+
+    worker = Worker(work, light)
+
+    async def body(bench: Bench) -> None:
+        for step in range(1, 7):
+            bench.lanes.put_nowait(a_job(1, step))
+            await asyncio.sleep(0)
+        await bench.until(lambda: len(bench.sent) == 6)
+        assert not bench.failed
+        assert [job.pack.step for job in bench.sent] == [1, 2, 3, 4, 5, 6]
+        for job in bench.sent:
+            assert (job.lost is None) == (job.output is not None) == (job.pack.step not in (3, 4))
+        lost = bench.sent[2].lost
+        assert lost is not None
+        assert (lost.node, lost.blocks, lost.code) == ("node-1", "0-3", "out_of_memory")
+        start, stop = "node-1 (blocks 0-3) failed at micro-batch 1, step 3: ", "; 0.25 GB are free there"
+        assert lost.message.startswith(start)
+        assert lost.message.endswith(stop)
+        assert " ".join(str(error).split()) in lost.message
+        assert len(lost.message) > len(start) + len(stop)
+
+    at_work(worker, body)
+
+
+def test_what_a_stage_before_lost_is_passed_on_in_its_turn_and_touched_by_no_lane() -> None:
+    worker = Worker(light=random.Random(5))
+    lost = Lost("node-0", "0-1", "out_of_memory", "none left")
+
+    async def body(bench: Bench) -> None:
+        for step in range(1, 21):
+            job = a_job(0, step)
+            if step % 3 == 0:
+                job.lost = lost
+            bench.lanes.put_nowait(job)
+        await bench.until(lambda: len(bench.sent) == 20)
+        assert [job.pack.step for job in bench.sent] == list(range(1, 21))
+        assert [job.pack.step for job in bench.sent if job.lost == lost] == [3, 6, 9, 12, 15, 18]
+
+    at_work(worker, body)
+    assert not {step for _, _, step in worker.seen if step % 3 == 0}
 
 
 def test_a_link_that_takes_nothing_holds_up_every_lane_before_it() -> None:

@@ -47,6 +47,9 @@ def node(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for compute.")] = None,
     memory: Annotated[str | None, typer.Option(help="Use at most so much, such as 8G.")] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Memory for KV of offloaded slots, beside --memory.")
+    ] = None,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -62,6 +65,7 @@ def node(
     identity, me = find_identity(cluster, certs, key)
     sock = socket.socket(fileno=listen_fd) if listen_fd is not None else None
     limit = parse_bytes(memory) if memory is not None else None
+    host_limit = parse_bytes(host_memory) if host_memory is not None else None
     # A thread that spins while it waits for another one costs more than a context switch as soon as
     # anything else runs on the machine: with a busy core out of two, 15 times (libgomp, measured).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -69,7 +73,7 @@ def node(
     from bbquic.runtime.loading import DiskLoader, ModelStore
     from bbquic.runtime.machine import open_machine
 
-    machine = open_machine(device, threads, limit)
+    machine = open_machine(device, threads, limit, host_limit)
     loader = DiskLoader(ModelStore(_directories(model or []), user_cache()), machine, me.name)
     take_short_turns()
     with suppress(KeyboardInterrupt):
@@ -139,9 +143,7 @@ async def _serve(
     waiter = asyncio.create_task(stop.wait(), name="stop")
     host, port = endpoint.address
     print(f"{me.name} listens on {_shown(host)}:{port}/udp, key {identity.fingerprint}", flush=True)
-    print(
-        f"{me.name} computes on {machine.device_name}, {machine.memory_free() / 1e9:.1f} GB free", flush=True
-    )
+    print(f"{me.name} computes on {machine.device_name}, {_free(machine)}", flush=True)
     try:
         await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -151,6 +153,11 @@ async def _serve(
         await endpoint.close()
     if not task.cancelled():
         task.result()
+
+
+def _free(machine: Machine) -> str:
+    beside = f", {machine.host_memory_free() / 1e9:.1f} GB for offloaded KV" if machine.offloads else ""
+    return f"{machine.memory_free() / 1e9:.1f} GB free{beside}"
 
 
 def _shown(host: str) -> str:

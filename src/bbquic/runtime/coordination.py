@@ -27,11 +27,11 @@ from bbquic.errors import (
     TransportError,
 )
 from bbquic.model.sampling import Sampling
-from bbquic.runtime.coordinator import CoordinatorOptions, Unanswerable
+from bbquic.runtime.coordinator import CoordinatorOptions
 from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import JobId, Name, Natural, PlanHeader, Positive, Text, WireSampling
 from bbquic.runtime.record import MAX_STOP_LENGTH, MAX_STOPS
-from bbquic.runtime.request import Completion, FinishReason, Request
+from bbquic.runtime.request import Completion, FinishReason, Request, Unanswerable
 from bbquic.runtime.scheduler import SchedulerOptions
 from bbquic.units import Seconds
 
@@ -202,7 +202,7 @@ class WireCompletion(Struct, frozen=True, array_like=True):
 
 
 class WireUnanswerable(Struct, frozen=True, array_like=True):
-    """`coordinator.Unanswerable` on the wire."""
+    """`request.Unanswerable` on the wire."""
 
     line: Positive
     code: Name

@@ -30,24 +30,13 @@ from bbquic.runtime.protocol import (
     RefusedHeader,
     TokensHeader,
 )
-from bbquic.runtime.request import Completion, Request
+from bbquic.runtime.request import Outcome, Request, Unanswerable
 from bbquic.runtime.scheduler import Pack, Scheduler
 from bbquic.runtime.sequence import Sequence, TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
-
-@dataclass(frozen=True, slots=True)
-class Unanswerable:
-    """A request that turned out to be impossible: an error record, with its code."""
-
-    line: int
-    code: str
-    message: str
-
-
-Outcome = Completion | Unanswerable
 Sink = Callable[[Items[Outcome]], Awaitable[None]]
 
 
@@ -292,18 +281,23 @@ class Coordinator:
     async def _take_tokens(self, header: TokensHeader, size: Bytes, came: Seconds) -> None:
         if (header.job, header.epoch) != (self._plan.job, self._plan.epoch):
             return
+        scheduler, place = self._scheduler, (header.micro_batch, header.step)
+        done: Items[Outcome] | None
         try:
-            done = self._scheduler.take_tokens(header.micro_batch, header.step, header.tokens)
+            if header.lost is None:
+                done = scheduler.take_tokens(*place, header.tokens)
+            else:
+                done = scheduler.lose(*place, header.lost)
         except ValueError as error:
             raise RemoteProtocolError(str(error)) from error
         if done is None:
             return
-        left, pack = self._launched.pop((header.micro_batch, header.step))
-        if len(header.timings) == len(self.stages):
-            self._scheduler.pace.record(len(pack.tokens), Seconds(came - left), header.timings)
+        left, pack = self._launched.pop(place)
+        if header.lost is None and len(header.timings) == len(self.stages):
+            scheduler.pace.record(len(pack.tokens), Seconds(came - left), header.timings)
         self.observer.answered(header, size, came)
         self.observer.spend(Seconds(asyncio.get_running_loop().time() - came))
-        self.counters.generated_tokens = self._scheduler.generated
+        self.counters.generated_tokens = scheduler.generated
         if done:
             await self._outcomes.put(done)
         self._news.set()

@@ -24,11 +24,11 @@ from bbquic.runtime.coordination import (
     WireUnanswerable,
     grouped,
 )
-from bbquic.runtime.coordinator import Coordinator, Outcome
+from bbquic.runtime.coordinator import Coordinator
 from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import PlanHeader, RefusedHeader
 from bbquic.runtime.reach import DIAL_DEADLINE
-from bbquic.runtime.request import Completion, Request
+from bbquic.runtime.request import Completion, Outcome, Request
 from bbquic.runtime.scheduler import Scheduler
 from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks

@@ -5,7 +5,8 @@ two work on other packs; a fourth sends.
 
 A lane's blocking work has a thread of its own; the loop only hands packs on, through bounded queues, so
 that a lane that cannot keep up holds up those before it. Where copying costs less than changing threads,
-the device's thread does it in one go.
+the device's thread does it in one go. A pack that is lost, here or on a stage before, goes through in its
+turn and no lane works on it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from bbquic.codec.frame import Frame
 from bbquic.errors import StageFailed
 from bbquic.kv.ranges import SlotCopy
 from bbquic.runtime.hop import HopIn, HopOut
-from bbquic.runtime.protocol import PackHeader
-from bbquic.runtime.stage import Computed, Output, Staged, StageWorker, stage_errors
+from bbquic.runtime.protocol import Lost, PackHeader
+from bbquic.runtime.stage import LOSABLE, Computed, Output, Staged, StageWorker, stage_errors
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.timing import Mark
 from bbquic.units import Seconds
 
 WAITING = 2  # packs before a lane: more would only wait longer, and a waiting one keeps memory on the device
+MOST_WORDS = 3900  # of a failure, for a Text of 4096
 
 Marks = tuple[int, int, int, int, int, int, int, int, int, int]
 
@@ -49,7 +51,13 @@ class Job:
     computed: Computed | None = None
     output: Output | None = None
     frame: Frame | None = None  # of an output that is a tensor
+    lost: Lost | None = None  # why there is no output, and none is to come
     times: tuple[float, ...] = ()  # DELIVERED to ENCODED, once there is an output
+
+    def lose(self, lost: Lost) -> None:
+        """Have no output, and keep nothing of what was computed."""
+        self.lost, self.body = lost, b""
+        self.staged = self.computed = self.output = self.frame = None
 
     def marks(self, handed: float) -> Marks:
         """Microseconds after its arrival, as `StageTiming` has them.
@@ -94,8 +102,8 @@ class Lanes:
     ) -> None:
         """`incoming` and `outgoing` code what comes and goes; the last stage has nothing to code.
 
-        `size` packs may wait before the first lane. `send` gets each job that has an output, in order;
-        `fail` the first that has none: what follows a failure cannot be trusted, so it is dropped."""
+        `size` packs may wait before the first lane. `send` gets each job that has an output or is lost, in
+        order; `fail` the first that failed otherwise: what follows cannot be trusted, so it is dropped."""
         self._worker = worker
         self._incoming = incoming
         self._outgoing = outgoing
@@ -158,7 +166,8 @@ class Lanes:
             self._now(None)
             if not is_good:
                 continue
-            if job.output is not None and self._out.is_idle and not self._done.jobs.full():
+            is_through = job.output is not None or job.lost is not None
+            if is_through and self._out.is_idle and not self._done.jobs.full():
                 self._done.jobs.put_nowait(job)
             else:
                 await self._out.jobs.put(job)
@@ -180,8 +189,13 @@ class Lanes:
         """Have a thread do its part of a job; whether the job goes on."""
         if self._has_failed:
             return False
+        if job.lost is not None:
+            return True
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.get_running_loop().run_in_executor(thread, work, job)
+            lost = await loop.run_in_executor(thread, self._tried, work, job)
+            if lost is not None:
+                await loop.run_in_executor(thread, self._lose, job, lost)
         except StageFailed as error:
             await self.drop_all(job, error)
             return False
@@ -197,6 +211,8 @@ class Lanes:
         self.computing, self.since = pack, Seconds(time.monotonic())
 
     def _is_light_in(self, job: Job) -> bool:
+        if job.lost is not None:
+            return True
         return self._worker.is_light_in(job.pack) and not self._incoming.is_coded(job.pack)
 
     def _is_light_out(self, job: Job) -> bool:
@@ -204,6 +220,24 @@ class Lanes:
         return self._worker.is_light_out(job.pack) and not coding
 
     # Their work, in threads.
+
+    def _tried(self, work: Callable[[Job], None], job: Job) -> Lost | None:
+        """A lane's part of a job; or why the job is lost, where that leaves the stage as it was."""
+        stage = self._worker.stage
+        try:
+            work(job)
+        except StageFailed as error:
+            if error.code not in LOSABLE:
+                raise
+            return Lost(error.node, f"{stage.first}-{stage.stop - 1}", error.code, error.message[:MOST_WORDS])
+        return None
+
+    def _lose(self, job: Job, lost: Lost) -> None:
+        """Now that the error is gone, and with it what it kept of the pack, make room and see how much."""
+        job.lose(lost)
+        with stage_errors(self._worker.stage, job.pack):
+            free = self._worker.relieve()
+        job.lose(Lost(lost.node, lost.blocks, lost.code, f"{lost.message}; {free}"))
 
     def _bring_one(self, job: Job) -> None:
         worker, pack = self._worker, job.pack

@@ -26,7 +26,6 @@ from bbquic.plan.fit import fit_attention, rising
 from bbquic.runtime.loading import DTYPES
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.measure_codec import measure_codecs
-from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.profile import WireProfile
 from bbquic.runtime.profile_cache import ProfileCache, ProfileKey
 from bbquic.runtime.protocol import MeasureHeader, PackHeader, Row, Stage
@@ -88,9 +87,13 @@ def measure(
 
 
 def with_memory(profile: NodeProfile, machine: Machine, held: Bytes) -> NodeProfile:
-    """The same with what is free just now, whenever the rest was measured."""
-    beside = host_memory_free() if machine.device.type == "cuda" else Bytes(0)  # a CPU's KV is there already
-    return replace(profile, memory=machine.memory_free(held), host_memory=beside)
+    """The same with what is free just now and may be offloaded, whenever the rest was measured."""
+    return replace(
+        profile,
+        memory=machine.memory_free(held),
+        host_memory=machine.host_memory_free(held),
+        offloads=machine.offloads,
+    )
 
 
 def config_fields(config: Mapping[str, str]) -> dict[str, Any]:

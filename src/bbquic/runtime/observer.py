@@ -79,10 +79,10 @@ class LoopObserver:
             self._sent[header.micro_batch, header.step] = sent
 
     def answered(self, header: TokensHeader, size: Bytes, came: Seconds) -> None:
-        """Its tokens came, for the first time."""
+        """Its tokens came, for the first time. What a lost pack took says nothing."""
         launch = self._launches.pop((header.micro_batch, header.step), None)
         sent = self._sent.pop((header.micro_batch, header.step), None)
-        if launch is None or len(header.timings) != len(self.pulses):
+        if launch is None or header.lost is not None or len(header.timings) != len(self.pulses):
             return
         for begun in launch.first_tokens:
             self.first_tokens.add(came - begun)

@@ -124,7 +124,10 @@ class Move(Struct, frozen=True, array_like=True):
 
 
 class Lost(Struct, frozen=True, array_like=True):
-    """Why a pack was not computed by a stage, though the stage goes on: its rows are to be read again."""
+    """Why a pack was not computed by a stage, though the stage goes on: its rows are to be read again.
+
+    `message` ends with what is free there now, in words.
+    """
 
     node: NodeName
     blocks: Name
@@ -154,6 +157,8 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         SlotRange.of(*self.range)
+        if self.lost is not None and (self.tokens or self.frame):
+            raise ValueError("a pack that is lost carries nothing but its rows")
 
     @property
     def slot_range(self) -> SlotRange:
@@ -183,6 +188,10 @@ class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[tuple[Natural, ...], Meta(max_length=MAX_ROWS)]
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
     lost: Lost | None = None
+
+    def __post_init__(self) -> None:
+        if self.lost is not None and self.tokens:
+            raise ValueError("a pack that is lost has no tokens")
 
 
 class Stage(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,11 +20,11 @@ from bbquic.runtime.coordination import (
     WireRequest,
     grouped,
 )
-from bbquic.runtime.coordinator import CoordinatorOptions, Outcome, Sink
+from bbquic.runtime.coordinator import CoordinatorOptions, Sink
 from bbquic.runtime.heartbeat import Pulse
 from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import PlanHeader, PongHeader, RefusedHeader
-from bbquic.runtime.request import Request
+from bbquic.runtime.request import Outcome, Request
 from bbquic.runtime.scheduler import SchedulerOptions
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header

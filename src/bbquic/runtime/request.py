@@ -1,4 +1,4 @@
-"""What one record asks for, and what became of it, in tokens and in text."""
+"""What one record asks for, and what became of it: an answer in tokens and in text, or why there is none."""
 
 from __future__ import annotations
 
@@ -30,3 +30,15 @@ class Completion:
     text: str
     generated: int  # tokens the model produced, the end token included
     finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswerable:
+    """A request that turned out to be impossible: an error record, with its code."""
+
+    line: int
+    code: str
+    message: str
+
+
+Outcome = Completion | Unanswerable

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 from bbquic.errors import RecordError
 from bbquic.kv.ranges import Tiers
+from bbquic.runtime.losses import MOST_LOST, SMALLER, Notices, blamed, gone_with, must_wait
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
 from bbquic.runtime.prefixes import Prefixes
+from bbquic.runtime.protocol import Lost
 from bbquic.runtime.regrouping import Regrouping
-from bbquic.runtime.request import Completion
+from bbquic.runtime.request import Completion, Outcome, Unanswerable
 from bbquic.runtime.seating import Seating
-from bbquic.runtime.seats import MicroBatch, Pack
+from bbquic.runtime.seats import Flight, MicroBatch, Pack
 from bbquic.runtime.sequence import Sequence
 
 __all__ = ["DEPTH", "Pack", "Scheduler", "SchedulerOptions"]
@@ -69,6 +71,8 @@ class Scheduler:
         self.generated = 0  # tokens of answers
         self.preempted = 0  # sequences whose KV was dropped
         self.shared = 0  # tokens of prompts that were copied from other slots in place of being read
+        self._came: dict[tuple[int, int], Items[int]] = {}  # tokens of steps that rest on others on their way
+        self._notices = Notices()
         self._options = options
         self._prefixes = Prefixes() if options.shares_prefixes else None
         self._seating = Seating(
@@ -92,9 +96,9 @@ class Scheduler:
 
     def decisions(self) -> tuple[str, ...]:
         """What was decided and why, the newest last: what each hop is to the loop, changes of the number of
-        micro-batches, how it is now, and what a change waits for."""
+        micro-batches, how it is now, what was lost, and what a change waits for."""
         waits = self._regrouping.waits_for
-        return (*self.pace.decisions(), *([f"waiting: {waits}"] if waits else []))
+        return (*self.pace.decisions(), *self._notices.words, *([f"waiting: {waits}"] if waits else []))
 
     @property
     def room(self) -> int:
@@ -126,7 +130,12 @@ class Scheduler:
 
     def in_flight(self) -> tuple[Pack, ...]:
         """The packs that are on their way just now."""
-        return tuple(flight.pack for batch in self._seating.batches for flight in batch.flights.values())
+        return tuple(
+            flight.pack
+            for batch in self._seating.batches
+            for step, flight in batch.flights.items()
+            if (batch.index, step) not in self._came
+        )
 
     def any_pack(self) -> Pack | None:
         """The next pack to launch, of whichever micro-batch has the fewest on their way; None: none now."""
@@ -143,7 +152,7 @@ class Scheduler:
         Every pack that is given out is on its way until `take_tokens` has its answer.
         """
         batch = self._seating.batches[micro_batch]
-        if len(batch.flights) >= self._options.depth:
+        if len(batch.flights) - sum(index == micro_batch for index, _ in self._came) >= self._options.depth:
             return None
         self._regrouping.release()
         if self._regrouping.holds(batch, self._wanted()):
@@ -171,13 +180,22 @@ class Scheduler:
         return not batch.flights or flying < self.pace.window()
 
     def _launch(self, batch: MicroBatch, ready: list[int]) -> Pack | None:
-        """Decode rows in slot order (neighbours attend together), then prompts, the oldest first."""
+        """Decode rows in slot order (neighbours attend together), then prompts, the oldest first. What was
+        lost once is read by itself, a chunk at a time; decode rows then leave in the pack behind."""
         packing = Packing(batch, self._prefixes)
+        reading = [(slot, seat) for slot, seat in batch.seats() if seat.sequence.reads]
+        decoding = max(one.decoding for one in self._seating.batches)
+        suspects = [(slot, seat) for slot, seat in reading if seat.sequence.losses]
+        alone = next((one for one in suspects if one[1].step not in batch.flights), None)
+        if alone is not None:
+            packing.add_row(*alone, max(1, self.pace.chunk(0, decoding) // SMALLER))
+            flight = packing.flight(decodes=False)
+            return flight.pack if flight else None
         for slot in ready:
             packing.add_row(slot, batch.seat(slot), 1)
-        reading = [(slot, seat) for slot, seat in batch.seats() if seat.sequence.reads]
+        reading = [one for one in reading if one not in suspects]
         if reading:
-            budget = self.pace.chunk(len(ready), max(one.decoding for one in self._seating.batches))
+            budget = self.pace.chunk(len(ready), decoding)
             for slot, seat in sorted(reading, key=lambda pair: pair[1].generation):
                 if budget > 0 and (
                     seat.sequence.computed or packing.begin(slot, seat, self._seating.retiring)
@@ -190,30 +208,88 @@ class Scheduler:
         return flight.pack
 
     def take_tokens(self, micro_batch: int, step: int, tokens: Items[int]) -> list[Completion] | None:
-        """The tokens of a step; gives the answers that ended with it. Steps come back in any order.
+        """The tokens of a step; gives the answers that ended with it and with those that waited for it. Steps
+        come back in any order; their tokens count once all that they rest on is back.
 
         None for a step that was answered before (a repeat). Raises: ValueError when no such step was
         ever made or the count of tokens is not the step's.
         """
+        flight = self._on_its_way(micro_batch, step)
+        if flight is None:
+            return None
+        wanting = sum(row.wants_token for row in flight.pack.rows)
+        if len(tokens) != wanting:
+            raise ValueError(f"{len(tokens)} tokens for {wanting} rows")
+        self._came[micro_batch, step] = tokens
+        return self._settle()
+
+    def lose(self, micro_batch: int, step: int, lost: Lost) -> list[Outcome] | None:
+        """A stage lost a step: whoever needs what it stored waits before all others and reads again, but for
+        those that were lost too often. Gives their ends, and the answers that waited for the step.
+
+        None for a step that was answered before. Raises: ValueError when no such step was ever made.
+        """
+        flight = self._on_its_way(micro_batch, step)
+        if flight is None:
+            return None
+        self._land(flight)
+        batches = self._seating.batches
+        gone, causes = gone_with(batches, flight), blamed(flight)
+        taken = [
+            (batch, slot, seat)
+            for batch in batches
+            for slot, seat in batch.seats()
+            if (batch.index, slot, seat.generation) in gone
+        ]
+        for batch, slot, seat in taken:
+            self._unseat(batch, slot)
+            seat.sequence.losses += seat in causes
+        for batch in batches:
+            for slot, seat in batch.residues.items():
+                seat.left = min(seat.left, gone.get((batch.index, slot, seat.generation), seat.left))
+        sequences = [seat.sequence for *_, seat in sorted(taken, key=lambda one: one[2].generation)]
+        ended = [one for one in sequences if one.losses >= MOST_LOST]
+        self._forget([one for one in sequences if one not in ended])
+        self._notices.add(lost, flight, again=len(sequences) - len(ended), ended=len(ended))
+        outcomes = [Unanswerable(one.request.line, lost.code, lost.message) for one in ended]
+        return [*outcomes, *self._settle()]
+
+    def _on_its_way(self, micro_batch: int, step: int) -> Flight | None:
+        """The pack of a step, None where it was answered. Raises: ValueError when it was never made."""
         batches = self._seating.batches
         if not 0 <= micro_batch < len(batches):
             raise ValueError(f"there is no micro-batch {micro_batch}")
         batch = batches[micro_batch]
         if step > batch.step or step < 1:
             raise ValueError(f"micro-batch {micro_batch} has no step {step} on its way")
-        flight = batch.flights.get(step)
-        if flight is None:
-            return None
-        wanting = [
-            (row.slot, seat)
-            for row, seat in zip(flight.pack.rows, flight.seats, strict=True)
-            if row.wants_token
-        ]
-        if len(tokens) != len(wanting):
-            raise ValueError(f"{len(tokens)} tokens for {len(wanting)} rows")
-        del batch.flights[step]
-        for move in flight.pack.moves:
+        return None if (micro_batch, step) in self._came else batch.flights.get(step)
+
+    def _land(self, flight: Flight) -> None:
+        """A pack is on its way no more, and its moves are over."""
+        batches, pack = self._seating.batches, flight.pack
+        del batches[pack.micro_batch].flights[pack.step]
+        for move in pack.moves:
             batches[move.micro_batch].was_read(move)
+
+    def _settle(self) -> list[Completion]:
+        """Take the tokens that rest on nothing which is on its way."""
+        completions: list[Completion] = []
+        batches = self._seating.batches
+        while self._came:
+            flights = [batches[index].flights[step] for index, step in self._came]
+            flight = next((one for one in flights if not must_wait(batches, one)), None)
+            if flight is None:
+                break
+            tokens = self._came.pop((flight.pack.micro_batch, flight.pack.step))
+            completions += self._commit(flight, tokens)
+        return completions
+
+    def _commit(self, flight: Flight, tokens: Items[int]) -> list[Completion]:
+        """Hand a pack's tokens to the sequences that still have the seats of its rows."""
+        self._land(flight)
+        batch = self._seating.batches[flight.pack.micro_batch]
+        rows = zip(flight.pack.rows, flight.seats, strict=True)
+        wanting = [(row.slot, seat) for row, seat in rows if row.wants_token]
         completions = []
         for (slot, seat), token in zip(wanting, tokens, strict=True):
             if not seat.is_taken:
@@ -233,10 +309,13 @@ class Scheduler:
         seat = batch.slots.get(slot)
         if seat is None:
             raise ValueError(f"nobody is in slot {slot} of micro-batch {micro_batch}")
+        self._unseat(batch, slot)
+        self._forget([seat.sequence])
+
+    def _unseat(self, batch: MicroBatch, slot: int) -> None:
+        seat = batch.leave(slot)
         if seat.move is not None:  # not made yet, and now never
             self._seating.batches[seat.move.micro_batch].was_read(seat.move)
-        batch.leave(slot)
-        self._forget([seat.sequence])
 
     def preempt_line(self, line: int) -> bool:
         """The same by the job's line; False when that line holds no slot."""
@@ -252,6 +331,7 @@ class Scheduler:
 
         The caller keeps tokens of the epoch before from coming here.
         """
+        self._came.clear()
         self._forget(self._seating.clear())
         self._prefixes = Prefixes() if self._options.shares_prefixes else None
 

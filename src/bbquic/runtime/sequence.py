@@ -29,6 +29,7 @@ class Sequence:
         self.request = request
         self.computed = 0  # tokens that are, or are on their way to be, in the KV store
         self.generated: list[int] = []
+        self.losses = 0  # packs with rows of it that a stage lost, by its doing perhaps
         self._carried = 0  # tokens of the prompt that were ever in a row, or shared
         self._ends = ends
         self._stream = text

@@ -16,6 +16,7 @@ from bbquic.runtime.lanes import Job, Lanes
 from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import (
     FailedHeader,
+    Lost,
     PackHeader,
     PlanHeader,
     Stage,
@@ -27,7 +28,7 @@ from bbquic.runtime.stage import StageWorker
 from bbquic.runtime.tally import NOTHING, Tally, wire_link
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.timing import StageReport, StageTiming
-from bbquic.transport.channel import Channel, Role
+from bbquic.transport.channel import Channel, Role, Sent
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
@@ -115,8 +116,8 @@ class StageService:
         pack = decode_header_untrusted(PackHeader, message.header)
         if (pack.job, pack.epoch) != (self.plan.job, self.plan.epoch):
             return
-        self._check_sender(channel, message)
-        size = self._worker.body_length(pack)
+        self._check_sender(channel, message, pack)
+        size = 0 if pack.lost is not None else self._worker.body_length(pack)
         if message.body_size > size or (message.body_size < size and not pack.frame):
             raise RemoteProtocolError(
                 f"{channel.peer.name} sent {message.body_size} bytes of hidden states "
@@ -133,7 +134,7 @@ class StageService:
             if self._inside[pack.micro_batch] > self.plan.depth:
                 raise asyncio.QueueFull
             arrived = Seconds(min(message.arrived or delivered, delivered))
-            self._lanes.put_nowait(Job(pack, message.body, arrived, delivered, due.copies))
+            self._lanes.put_nowait(Job(pack, message.body, arrived, delivered, due.copies, lost=pack.lost))
         except asyncio.QueueFull:
             raise RemoteProtocolError(
                 f"{sender} sends packs without waiting: of micro-batch {pack.micro_batch} "
@@ -154,9 +155,11 @@ class StageService:
         known = TableKnownHeader(table.job, table.epoch, table.digest)
         await channel.send(Message(Kind.TABLE_KNOWN, encode_header(known)))
 
-    def _check_sender(self, channel: Channel, message: Message) -> None:
+    def _check_sender(self, channel: Channel, message: Message, pack: PackHeader) -> None:
         if self._predecessor is None:
             right = message.kind == Kind.ROWS and channel is self._coordinator
+            if pack.lost is not None:
+                raise RemoteProtocolError(f"{channel.peer.name} sent rows that are lost before any stage")
         else:
             right = (
                 message.kind == Kind.HIDDEN
@@ -200,11 +203,14 @@ class StageService:
             self._outgoing.known(known.digest)
 
     async def _send(self, job: Job) -> None:
-        """Send what a pack became, with this stage's timing."""
+        """Send what a pack became, with this stage's timing; of one that is lost, why, and no timing."""
         pack, output, frame = job.pack, job.output, job.frame
-        assert output is not None
         self._inside[pack.micro_batch] -= 1  # first: whoever gets its tokens may send the next one at once
         handed = time.monotonic()
+        if job.lost is not None:
+            await self._send_lost(job, job.lost)
+            return
+        assert output is not None
         timing = StageTiming(
             node=self.stage.node,
             arrived=job.arrived,
@@ -220,21 +226,42 @@ class StageService:
             sent = await self._back.send(Message(Kind.TOKENS, encode_header(answer)))
             self.tally.leave(handed, sent)
             return
-        following = self.following
-        assert following is not None, "only the last stage has tokens"
         assert frame is not None
         header = msgspec.structs.replace(pack, tokens=b"", frame=frame.header, timings=timings)
         message = Message(Kind.HIDDEN, encode_header(header), frame.body, background=pack.can_wait)
+        went = await self._send_on(job, message)
+        if went is not None:
+            self.tally.leave(handed, went)
+
+    async def _send_lost(self, job: Job, lost: Lost) -> None:
+        """In the pack's place: the stages behind apply its rows and moves, so that their steps stay in order,
+        and the coordinator hears of it by TOKENS."""
+        pack = job.pack
+        if self.following is None:
+            answer = TokensHeader(
+                pack.job, pack.epoch, pack.micro_batch, pack.step, (), pack.timings, lost=lost
+            )
+            await self._back.send(Message(Kind.TOKENS, encode_header(answer)))
+            return
+        header = msgspec.structs.replace(pack, tokens=b"", frame=b"", lost=lost)
+        await self._send_on(job, Message(Kind.HIDDEN, encode_header(header), background=pack.can_wait))
+
+    async def _send_on(self, job: Job, message: Message) -> Sent | None:
+        """Send the next stage a pack, and a table where there is one; None where it cannot be reached."""
+        following = self.following
+        assert following is not None, "only the last stage has tokens"
         try:
-            self.tally.leave(handed, await following.send(message))
+            sent = await following.send(message)
             await self._tell_table(following)
         except TransportError as error:
-            lost = StageFailed(
+            failure = StageFailed(
                 f"{self.stage} cannot reach the next stage: {error.message}",
                 node=following.peer.name,
                 code="connection_lost",
             )
-            await self._lanes.drop_all(job, lost)
+            await self._lanes.drop_all(job, failure)
+            return None
+        return sent
 
     async def _tell_table(self, following: Channel) -> None:
         """Send the next stage a table that was learnt, if there is one."""

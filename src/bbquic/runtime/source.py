@@ -12,10 +12,9 @@ from typing import Protocol
 
 from bbquic.errors import RecordError
 from bbquic.runtime.answers import Answer, Answers, AnswersFile
-from bbquic.runtime.coordinator import Outcome
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.record import BadRecord, Record
-from bbquic.runtime.request import Completion, Request
+from bbquic.runtime.request import Completion, Outcome, Request
 
 CHUNK = 32  # records read and tokenised at a time, off the event loop
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,10 +18,12 @@ from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
 from bbquic.runtime.device import Buffer, Device, Moment, device_for
+from bbquic.runtime.memory import host_memory_free, is_out_of_memory
 from bbquic.runtime.protocol import PackHeader, Stage
 from bbquic.units import Bytes, Seconds
 
 GREEDY = Sampling()
+LOSABLE = frozenset({"out_of_memory", "compaction"})  # codes of failures that leave the stage sound
 LIGHT = 256 << 10  # bytes of a body that a CPU copies in some 50 µs, about what a change of threads costs
 
 
@@ -84,6 +86,10 @@ class StageWorker(Protocol):
 
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output: ...
 
+    def relieve(self) -> str:
+        """After a pack that failed with one of the LOSABLE codes, in any thread: give up memory that nothing
+        uses, and say in words what is free."""
+
 
 @dataclass(slots=True)
 class _Inputs:
@@ -108,8 +114,19 @@ class _Outputs:
 class ModelWorker:
     """The StageWorker of a real model, on a CPU or a GPU."""
 
-    def __init__(self, stage: Stage, model: StageModel, arena: Arena, *, embeds: bool, heads: bool) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        model: StageModel,
+        arena: Arena,
+        *,
+        embeds: bool,
+        heads: bool,
+        memory_free: Callable[[], Bytes] = host_memory_free,
+    ) -> None:
+        """`memory_free` says what is free where the model computes."""
         self.stage = stage
+        self._memory_free = memory_free
         self.arena = arena
         self.device: Device = device_for(model.device)
         self._model = model
@@ -223,6 +240,11 @@ class ModelWorker:
         tokens = () if outputs.choice is None else self._tokens(pack, outputs.choice, *fetched[1:])
         return Output(tokens, b"", on_host)
 
+    def relieve(self) -> str:
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return f"{self._memory_free() / 1e9:.2f} GB are free there"
+
     def _tokens(
         self, pack: PackHeader, choice: Choice, finite: Buffer, ids: Buffer, sampled: Buffer
     ) -> tuple[int, ...]:
@@ -250,9 +272,10 @@ def stage_errors(stage: Stage, pack: PackHeader) -> Iterator[None]:
         yield
     except StageFailed:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise stage_failure(stage, pack, "out_of_memory", str(error)) from error
     except (ModelError, RemoteProtocolError) as error:
         raise stage_failure(stage, pack, "bad_input", error.message) from error
     except Exception as error:  # the boundary of the device
+        if is_out_of_memory(error):
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise stage_failure(stage, pack, "out_of_memory", words) from error
         raise stage_failure(stage, pack, "internal", f"{type(error).__name__}: {error}") from error
