@@ -31,6 +31,7 @@ from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.device import CudaDevice, Device
 from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import Job, Lanes
+from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.pool import EACH
 from bbquic.runtime.protocol import PackHeader, Row, Stage
 from bbquic.runtime.stage import Computed, ModelWorker, Output, Staged
@@ -67,7 +68,7 @@ class Grinder:
     def is_light_out(self, pack: PackHeader) -> bool:
         return False
 
-    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview, placement: Placement = PLAIN) -> Staged:
         with self._device.inbound():
             tensor = self._device.bring(body, torch.float32)
             return Staged(tensor, self._device.moment())

@@ -8,6 +8,7 @@ from typing import Any
 
 from bbquic.errors import PlanRefused
 from bbquic.runtime.device import now
+from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import PackHeader, PlanHeader, Stage
 from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.stage import Computed, Output, Staged, StageWorker
@@ -74,7 +75,7 @@ class StandInWorker:
     def is_light_out(self, pack: PackHeader) -> bool:
         return False
 
-    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview, placement: Placement = PLAIN) -> Staged:
         moment = now()
         return Staged(None, moment)
 

@@ -20,6 +20,7 @@ from bbquic.errors import ModelError, StageFailed
 from bbquic.runtime.device import HostMoment, now
 from bbquic.runtime.hop import CodecMode, HopIn, HopOut
 from bbquic.runtime.lanes import WAITING, Job, Lanes
+from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import Lost, PackHeader, Row, Stage
 from bbquic.runtime.stage import Computed, Output, Staged
 from bbquic.runtime.timing import Mark, StageTiming
@@ -65,7 +66,7 @@ class Worker:
         key = (way, pack.micro_batch, pack.step)
         return light is not None and self.drawn.setdefault(key, light.random() < 0.5)
 
-    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview, placement: Placement = PLAIN) -> Staged:
         self._do("stage_in", pack)
         return Staged(bytes(body), now())
 

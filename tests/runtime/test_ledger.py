@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,11 @@ from pipeline_simulation import JOB
 
 from bbquic.errors import RemoteProtocolError
 from bbquic.kv.ranges import SlotCopy, SlotRange
+from bbquic.kv.regions import SlotCompaction
+from bbquic.kv.rows import Layout
 from bbquic.runtime.ledger import Ledger
-from bbquic.runtime.protocol import Move, PackHeader, Row
+from bbquic.runtime.placement import PLAIN, CompactionPolicy, Placement
+from bbquic.runtime.protocol import Move, PackHeader, Row, Tree
 
 
 def pack_of(step: int, rows: tuple[Row, ...], where: tuple[int, int, int] = (0, 2, 16)) -> PackHeader:
@@ -262,3 +266,102 @@ def test_moves_that_wait_for_one_another_are_held_and_no_more_than_the_depth() -
     with pytest.raises(RemoteProtocolError, match="step 3 came while waiting for 1"):
         ledger.admit(moving(step=3), None)
     assert ledger.held == 2
+
+
+FAN = Tree((0, 1, 3), (0, 0, 0))
+SLOTS = SlotRange.of(0, 2, 16)
+
+
+def tree_row(first: int, accepted: tuple[int, ...] | None = None, tree: Tree | None = FAN) -> Row:
+    return Row(0, 1, first, 1 if tree is None else len(tree.nodes), True, None, tree, accepted)
+
+
+def after_a_tree(policy: CompactionPolicy = CompactionPolicy.EAGER) -> Ledger[None]:
+    """Slot 0 holds four tokens and a tree in the cells 4 to 6."""
+    ledger: Ledger[None] = Ledger(tiers=(64,), micro_batches=2, depth=16, policy=policy)
+    (due,) = ledger.admit(pack_of(1, (row(count=4),)), None)
+    assert due.placement is PLAIN
+    (due,) = ledger.admit(pack_of(2, (tree_row(4),)), None)
+    assert due.placement == Placement({0: Layout(4, 4, (), (0, 0, 0))})
+    return ledger
+
+
+def test_a_hole_is_closed_beside_the_row_that_says_so_and_the_slot_is_plain_again() -> None:
+    ledger = after_a_tree()
+    (due,) = ledger.admit(pack_of(3, (row(slot=1), tree_row(6, (0, 3), None))), None)
+    assert due.copies == ()
+    # the root is in its place; node 3, and the row's own token behind it, are moved
+    moved = SlotCompaction(SLOTS, 0, (6, 7), 5)
+    assert due.placement == Placement({1: Layout(5, 7, (6,))}, (moved,))
+    (due,) = ledger.admit(pack_of(4, (row(first=7),)), None)
+    assert due.placement is PLAIN
+
+
+def test_a_hole_is_closed_first_where_there_is_no_room_otherwise() -> None:
+    ledger = after_a_tree(CompactionPolicy.LAZY)
+    (due,) = ledger.admit(pack_of(3, (tree_row(6, (0, 3), None),)), None)
+    assert due.placement == Placement({0: Layout(5, 7, (6,))})
+    (due,) = ledger.admit(pack_of(4, (row(first=7, count=9),)), None)
+    assert due.copies == (SlotCompaction(SLOTS, 0, (6, 7), 5),)
+    assert due.placement == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        pytest.param(tree_row(5, None, None), "does not say what of it was accepted", id="undecided"),
+        pytest.param(tree_row(5, (0, 2), None), "node 2 is not held", id="a node that is not here"),
+        pytest.param(tree_row(6, (0, 1, 3), None), "not a child", id="no path"),
+        pytest.param(tree_row(4, (0,), None), "holds 5 tokens then, the row begins at 4", id="a step back"),
+        pytest.param(tree_row(6, (0,), None), "holds 5 tokens then, the row begins at 6", id="a gap"),
+        pytest.param(
+            tree_row(14, (0, 1), Tree(tuple(range(3)), (0, 0, 1))),
+            "would hold 17 of 16",
+            id="beyond the slot",
+        ),
+        pytest.param(Row(1, 1, 0, 1, True, None, None, (0,)), "no tree to accept of", id="of no tree"),
+        pytest.param(Row(0, 2, 0, 1, True, None, None, (0,)), "no tree to accept of", id="of another's"),
+    ],
+)
+def test_a_row_that_does_not_fit_the_tree_before_it_is_refused_and_changes_nothing(
+    bad: Row, why: str
+) -> None:
+    ledger = after_a_tree()
+    with pytest.raises(RemoteProtocolError, match=f"micro-batch 0 step 3.*{why}"):
+        ledger.admit(pack_of(3, (bad,)), None)
+    assert ledger.admit(pack_of(3, (tree_row(5, (0,), None),)), None), "the honest one still goes on"
+    again = after_a_tree()
+    assert again.admit(pack_of(3, (Row(0, 2, 0, 1, True, None),)), None), "another sequence may have the slot"
+
+
+@pytest.mark.parametrize(("count", "fits"), [(4, True), (5, False)])
+def test_of_a_slot_with_a_tree_only_what_lies_in_its_place_is_shared(count: int, fits: bool) -> None:
+    ledger = after_a_tree()
+    shared = Move(0, 0, 1, 2, 1, 7, count, keeps=True)
+    pack = pack_of(3, (row(1, 7, count), tree_row(6, (0, 3), None)))
+    pack = msgspec.structs.replace(pack, moves=(shared,))
+    if not fits:
+        with pytest.raises(RemoteProtocolError, match="holds 4 tokens"):
+            ledger.admit(pack, None)
+        return
+    (due,) = ledger.admit(pack, None)
+    where = pack.slot_range
+    assert due.copies[0] == SlotCopy(where, 0, where, 1, 4)
+    assert ledger.admit(pack_of(4, (row(0, 1, 7), row(1, 7, 5))), None), "both go on"
+
+
+def test_a_slot_moves_with_its_tree_and_without_its_holes() -> None:
+    ledger = after_a_tree()
+    ledger.admit(pack_of(3, (tree_row(6, (0, 3)),)), None)  # tokens in 0 to 5, the tree in 7 to 9
+    went = Move(0, 0, 1, 3, 0, 5, 6)
+    there = SlotRange.of(32, 1, 9)
+    rows = (Row(0, 5, 8, 1, True, None, None, (0, 1)),)
+    (due,) = ledger.admit(PackHeader(JOB, 0, 1, 1, there.numbers, rows, moves=(went,)), None)
+    assert due.copies == (SlotCompaction(SLOTS, 0, (7, 8, 9), 6), SlotCopy(SLOTS, 0, there, 0, 9))
+    ledger = after_a_tree()
+    with pytest.raises(RemoteProtocolError, match="and its tree do not fit"):
+        ledger.admit(PackHeader(JOB, 0, 1, 1, (32, 1, 6), rows, moves=(Move(0, 0, 1, 2, 0, 5, 4),)), None)
+    rows = (Row(0, 5, 6, 1, True, None, None, (0, 1)),)
+    same = PackHeader(JOB, 0, 1, 1, (0, 1, 16), rows, moves=(Move(0, 0, 1, 2, 0, 5, 4),))
+    (due,) = ledger.admit(same, None)
+    assert due.copies == (), "the same cells under another name stay as they lie"

@@ -13,7 +13,7 @@ from bbquic.codec.frame import Shape, encode
 from bbquic.codec.planes import WIDTHS
 from bbquic.codec.table import LEARN_ROWS, TableLearner
 from bbquic.errors import ModelError, PlanRefused
-from bbquic.kv.attention import RowSpan
+from bbquic.kv.rows import RowSpan
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import manifest_of
 from bbquic.plan.breakeven import Way

@@ -3,114 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from bbquic.kv.compaction import PackCompaction
 from bbquic.kv.ranges import SlotRange
-from bbquic.kv.slab import Arena
+from bbquic.kv.rows import RowSpan
+from bbquic.kv.runs import Run, runs_of
+from bbquic.kv.slab import HOST, Arena
 
-
-@dataclass(frozen=True, slots=True)
-class RowSpan:
-    """One row of a pack: `count` tokens of the sequence in `slot`, at positions `first` and on."""
-
-    slot: int
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodeRun:
-    """Neighbouring slots that each add one token: their keys are one view, their queries one batch."""
-
-    pack: slice  # places in the pack
-    slots: slice
-    slot_index: torch.Tensor  # [n], from 0 within the range
-    position: torch.Tensor  # [n]
-    reach: int  # longest row, its new token included
-    mask: torch.Tensor | None  # [n, 1, 1, reach], True where a key is seen; None when all rows are equal
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """A row of several tokens: a prompt, or a part of one."""
-
-    pack: slice
-    slot: int
-    first: int
-    count: int
-    mask: torch.Tensor | None  # [count, first + count]; None for a prompt's beginning (plain causal)
+WHOLE = slice(None)  # places of tokens, where they are those of the pack in its order
 
 
 class PackedAttention:
-    """What attention needs to know of one pack; built once a pack and used by every block."""
+    """What attention needs to know of one pack; built once a pack and used by every block.
+
+    Rows of tiers on the device are `runs`, whose tensors are there too; those of tiers in host memory are
+    `host_runs`, whose tensors are on the CPU.
+    """
 
     def __init__(
-        self, rows: Sequence[RowSpan], where: SlotRange, arena: Arena, *, device: torch.device
+        self,
+        rows: Sequence[RowSpan],
+        where: SlotRange,
+        arena: Arena,
+        *,
+        device: torch.device,
+        windows: Sequence[int | None] = (None,),
+        compaction: PackCompaction | None = None,
     ) -> None:
-        """Rows in pack order; runs of one-token rows in neighbouring slots are computed together.
+        """Rows in pack order; those that each add one token, or a tree, to neighbouring slots are computed
+        together. Masks for `windows` are made now, others when a block first asks for them. What `compaction`
+        has to move in a block is moved once the block's attention has been issued.
 
         Raises: ValueError when a row leaves its slot or the range.
         """
         self._arena = arena
         self._where = where
-        self._device = device
-        self._runs: list[_DecodeRun] = []
-        self._chunks: list[_Chunk] = []
-        place = 0
-        run: list[RowSpan] = []
+        self._compaction = compaction
         for row in rows:
-            if not (row.slot in where and row.first >= 0 and row.count >= 1):
-                raise ValueError(f"{row} is not a row of {where}")
-            if row.first + row.count > where.capacity:
-                raise ValueError(f"{row} does not fit a slot of {where.capacity} tokens")
-            continues = run and row.count == 1 and row.slot == run[-1].slot + 1
-            if run and not continues:
-                self._runs.append(self._decode_run(run, place))
-                run = []
-            if row.count == 1:
-                run.append(row)
-            else:
-                self._chunks.append(self._chunk(row, place))
-            place += row.count
-        if run:
-            self._runs.append(self._decode_run(run, place))
-        self.tokens = place
-
-    def _decode_run(self, run: list[RowSpan], stop: int) -> _DecodeRun:
-        n = len(run)
-        position = torch.tensor([row.first for row in run], device=self._device)
-        reach = max(row.first for row in run) + 1
-        ragged = any(row.first + 1 != reach for row in run)
-        mask = None
-        if ragged:
-            mask = (torch.arange(reach, device=self._device) <= position[:, None])[:, None, None, :]
-        return _DecodeRun(
-            pack=slice(stop - n, stop),
-            slots=slice(run[0].slot, run[0].slot + n),
-            slot_index=torch.arange(n, device=self._device),
-            position=position,
-            reach=reach,
-            mask=mask,
-        )
-
-    def _chunk(self, row: RowSpan, start: int) -> _Chunk:
-        mask = None
-        if row.first > 0:
-            key = torch.arange(row.first + row.count, device=self._device)
-            query = torch.arange(row.first, row.first + row.count, device=self._device)
-            mask = key <= query[:, None]
-        return _Chunk(slice(start, start + row.count), row.slot, row.first, row.count, mask)
+            row.check(where)
+        self.tokens = sum(row.count for row in rows)
+        held = _in_memory_order(rows, where)
+        on_host = [arena.is_on_host(where.tier(rows[index].slot)) for index in held]
+        here = [index for index, beside in zip(held, on_host, strict=True) if not beside]
+        there = [index for index, beside in zip(held, on_host, strict=True) if beside]
+        self.runs = runs_of([rows[index] for index in here], where, device)
+        self.host_runs = runs_of([rows[index] for index in there], where, HOST)
+        self._places = _places(rows, here, device)
+        self._host_places = _places(rows, there, device)
+        for run in (*self.runs, *self.host_runs):
+            for window in windows:
+                run.prepare(window)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """What this holds on the device: made on one stream, used on another."""
-        held = [tensor for run in self._runs for tensor in (run.slot_index, run.position, run.mask)]
-        held += [chunk.mask for chunk in self._chunks]
-        return [tensor for tensor in held if tensor is not None]
+        both = (self._places, self._host_places)
+        places = [held for held in both if isinstance(held, torch.Tensor)]
+        return [*places, *(tensor for run in self.runs for tensor in run.tensors)]
 
     def attend(
         self,
@@ -120,43 +73,99 @@ class PackedAttention:
         value: torch.Tensor,
         *,
         scale: float | None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Store the pack's keys and values and attend over everything stored so far.
 
         query `[1, heads, T, head_dim]`, key and value `[1, kv_heads, T, head_dim]`, rotated already;
-        returns `[1, T, heads, head_dim]`.
+        returns `[1, T, heads, head_dim]`. `window`: tokens that each sees, itself included; None is all.
         """
-        keys, values = self._arena.view(block, self._where)  # [slots, kv_heads, capacity, head_dim]
-        q = query[0].transpose(0, 1)  # [T, heads, head_dim]
-        k = key[0].transpose(0, 1)  # [T, kv_heads, head_dim]
-        v = value[0].transpose(0, 1)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for run in self._runs:
-            run_keys, run_values = keys[run.slots], values[run.slots]
-            run_keys[run.slot_index, :, run.position] = k[run.pack]
-            run_values[run.slot_index, :, run.position] = v[run.pack]
-            n, heads, head_dim = q[run.pack].shape
-            # queries that share a key head become rows of one query: keys are never repeated
-            grouped = q[run.pack].reshape(n, k.shape[1], heads // k.shape[1], head_dim)
-            attended = F.scaled_dot_product_attention(
-                grouped, run_keys[:, :, : run.reach], run_values[:, :, : run.reach], run.mask, scale=scale
-            )
-            out[run.pack] = attended.reshape(n, heads, head_dim)
-        for chunk in self._chunks:
-            stop = chunk.first + chunk.count
-            keys[chunk.slot, :, chunk.first : stop] = k[chunk.pack].transpose(0, 1)
-            values[chunk.slot, :, chunk.first : stop] = v[chunk.pack].transpose(0, 1)
-            attended = F.scaled_dot_product_attention(
-                q[chunk.pack].transpose(0, 1)[None],
-                keys[chunk.slot : chunk.slot + 1, :, :stop],
-                values[chunk.slot : chunk.slot + 1, :, :stop],
-                chunk.mask,
-                is_causal=chunk.mask is None,
-                scale=scale,
-                enable_gqa=True,
-            )
-            out[chunk.pack] = attended[0].transpose(0, 1)
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, head_dim]
+        if self._compaction is None:
+            return self._attended(block, q, k, v, scale, window)[None]
+        self._compaction.before(block)
+        out = self._attended(block, q, k, v, scale, window)
+        self._compaction.after(block)
         return out[None]
+
+    def _attended(
+        self,
+        block: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        there, here = self._host_places, self._places
+        if not self.host_runs and here is WHOLE:
+            return self._computed(self.runs, block, q, k, v, scale, window)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if self.host_runs:
+            out[there] = self._on_host(block, q[there], k[there], v[there], scale, window).to(out.device)
+        if self.runs:
+            out[here] = self._computed(self.runs, block, q[here], k[here], v[here], scale, window)
+        return out
+
+    def _on_host(
+        self,
+        block: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """The rows in host memory, computed by the CPU: q, k and v are theirs, on the device."""
+        q, k, v = q.to(HOST), k.to(HOST), v.to(HOST)
+        return self._computed(self.host_runs, block, q, k, v, scale, window)
+
+    def _computed(
+        self,
+        runs: Sequence[Run],
+        block: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Runs one after the other; q `[tokens, heads, head_dim]`, k and v are theirs, in their order."""
+        if len(runs) == 1:
+            return self._one(runs[0], block, q, k, v, scale, window)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for run in runs:
+            own = run.tokens
+            out[own] = self._one(run, block, q[own], k[own], v[own], scale, window)
+        return out
+
+    def _one(
+        self,
+        run: Run,
+        block: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        keys, values = self._arena.view(block, self._where, run.tier)
+        run.store(k, v, keys, values)
+        return run.attend(q, keys, values, scale=scale, window=window)
+
+
+def _in_memory_order(rows: Sequence[RowSpan], where: SlotRange) -> list[int]:
+    """Indices of rows, tier after tier, each by its slots: neighbours in memory follow one another."""
+    return sorted(range(len(rows)), key=lambda index: (where.tier(rows[index].slot), rows[index].slot))
+
+
+def _places(rows: Sequence[RowSpan], held: Sequence[int], device: torch.device) -> torch.Tensor | slice:
+    """Where the tokens of some rows are in the pack, in this order of the rows."""
+    if list(held) == list(range(len(rows))):
+        return WHOLE
+    stops = list(accumulate(row.count for row in rows))
+    places = [place for index in held for place in range(stops[index] - rows[index].count, stops[index])]
+    return torch.tensor(places, device=device)
 
 
 def packed_attention(
@@ -169,17 +178,16 @@ def packed_attention(
     rows: PackedAttention,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **unsupported: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function for transformers' attention interface; `rows` rides along as a keyword.
 
-    Raises: ValueError for anything a model asks of attention that is not computed here, such as a
-    sliding window: a wrong answer is worse than none.
+    Raises: ValueError for anything a model asks of attention that is not computed here, such as capped
+    scores: a wrong answer is worse than none.
     """
-    asked = sorted(
-        name for name in ("sliding_window", "softcap", "s_aux") if unsupported.get(name) is not None
-    )
+    asked = sorted(name for name in ("softcap", "s_aux") if unsupported.get(name) is not None)
     if asked or attention_mask is not None or dropout:
         raise ValueError(f"attention with {', '.join(asked) or 'a mask or dropout'} is not supported")
     block = int(module.layer_idx)  # type: ignore[arg-type]
-    return rows.attend(block, query, key, value, scale=scaling), None
+    return rows.attend(block, query, key, value, scale=scaling, window=sliding_window), None

@@ -20,8 +20,9 @@ from itertools import accumulate
 
 from bbquic.codec.frame import Frame
 from bbquic.errors import StageFailed
-from bbquic.kv.ranges import SlotCopy
+from bbquic.kv.regions import Moving
 from bbquic.runtime.hop import HopIn, HopOut
+from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import Lost, PackHeader
 from bbquic.runtime.stage import LOSABLE, Computed, Output, Staged, StageWorker, stage_errors
 from bbquic.runtime.tasks import owned_tasks
@@ -42,7 +43,8 @@ class Job:
     body: bytes | memoryview
     arrived: Seconds  # off the wire
     delivered: Seconds
-    copies: tuple[SlotCopy, ...] = ()  # of KV, before the pack is computed
+    copies: tuple[Moving, ...] = ()  # of KV, before the pack is computed
+    placement: Placement = PLAIN  # how its rows lie
     decode_began: float = 0.0
     decoded: float = 0.0
     copy_began: float = 0.0
@@ -245,7 +247,7 @@ class Lanes:
         with stage_errors(worker.stage, pack):
             body = self._incoming.decode_untrusted(pack, job.body, worker.body_length(pack))
             job.decoded = time.monotonic()
-            job.staged = worker.stage_in(pack, body)
+            job.staged = worker.stage_in(pack, body, job.placement)
         job.body = b""
 
     def _compute_one(self, job: Job) -> None:

@@ -9,30 +9,38 @@ from typing import Generic, TypeVar
 
 from bbquic.errors import RemoteProtocolError
 from bbquic.kv.ranges import SlotCopy, SlotRange, Tiers, share_cells
-from bbquic.runtime.protocol import Move, PackHeader
+from bbquic.kv.regions import Moving, Regions, SlotCompaction
+from bbquic.kv.rows import Layout
+from bbquic.runtime.placement import PLAIN, CompactionPolicy, Placement, place
+from bbquic.runtime.protocol import Move, PackHeader, Row
 
 T = TypeVar("T")
+
+Held = tuple[int, int, Regions | None]  # of a slot: its generation, its tokens, and its regions unless plain
+NOTHING: Held = (0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Due(Generic[T]):
-    """A pack to be computed now, what came along with it, and the copies of KV to be made first."""
+    """A pack to be computed now, what came along with it, what KV is to be copied or moved first, in order,
+    and how its rows lie."""
 
     pack: PackHeader
     load: T
-    copies: tuple[SlotCopy, ...] = ()
+    copies: tuple[Moving, ...] = ()
+    placement: Placement = PLAIN
 
 
 @dataclass(slots=True)
 class _Slots:
-    """One micro-batch: its range, each slot's (generation, tokens stored), the last step applied.
+    """One micro-batch: its range, what each slot holds, the last step applied.
 
     A range may grow or be cut at its end: what its slots hold stays. Each of them is known here until
     another slot takes its cells, even behind the end, where a move may be about to fetch it.
     """
 
     range: SlotRange | None = None
-    filled: dict[int, tuple[int, int]] = field(default_factory=dict)
+    filled: dict[int, Held] = field(default_factory=dict)
     step: int = 0
 
 
@@ -44,8 +52,16 @@ class Ledger(Generic[T]):
     token would give fluent, wrong text.
     """
 
-    def __init__(self, *, tiers: tuple[int, ...], micro_batches: int, depth: int) -> None:
+    def __init__(
+        self,
+        *,
+        tiers: tuple[int, ...],
+        micro_batches: int,
+        depth: int,
+        policy: CompactionPolicy = CompactionPolicy.EAGER,
+    ) -> None:
         """`depth`: packs of a micro-batch on their way at most, hence the most that can come early."""
+        self.policy = policy
         self._tiers = Tiers(tiers)
         self._depth = depth
         self._slots = [_Slots() for _ in range(micro_batches)]
@@ -84,7 +100,7 @@ class Ledger(Generic[T]):
         while (index := self._ready()) is not None:
             slots = self._slots[index]
             pack, load = self._early[index].pop(slots.step + 1)
-            due.append(Due(pack, load, self._apply(pack, slots)))
+            due.append(Due(pack, load, *self._apply(pack, slots)))
         return due
 
     def _ready(self) -> int | None:
@@ -95,21 +111,38 @@ class Ledger(Generic[T]):
                 return index
         return None
 
-    def _apply(self, pack: PackHeader, slots: _Slots) -> tuple[SlotCopy, ...]:
+    def _apply(self, pack: PackHeader, slots: _Slots) -> tuple[tuple[Moving, ...], Placement]:
         where = pack.slot_range
         if not self._tiers.hold(where):
             raise RemoteProtocolError(f"{_name(pack)}: {where} is not within the arena's {self._tiers}")
         is_same = slots.range is not None and where.continues(slots.range)
         filled = dict(slots.filled) if is_same else {}
         copies = self._moved(pack, where, filled)
+        compactions, placement = self._rows(pack, where, filled)
+        new = {move.target for move in pack.moves} | {row.slot for row in pack.rows if row.first == 0}
+        self._vacate(slots, [where.cells(slot) for slot in new])
+        slots.range, slots.filled, slots.step = where, filled, pack.step
+        for move in pack.moves:
+            source = self._slots[move.micro_batch].filled
+            if move.slot in source and not move.keeps:  # it is not where the target is in its place
+                source[move.slot] = (move.generation, 0, None)
+        return (*copies, *compactions), placement
+
+    def _rows(
+        self, pack: PackHeader, where: SlotRange, filled: dict[int, Held]
+    ) -> tuple[list[SlotCompaction], Placement]:
+        """Check the pack's rows against `filled`, which has them then. Gives what makes room, and layouts."""
+        rest: list[tuple[int, Row, Regions]] = []  # rows of slots that are not plain, or will not be
         seen: set[int] = set()
-        for row in pack.rows:
-            generation, length = filled.get(row.slot, (0, 0))
+        for index, row in enumerate(pack.rows):
+            generation, length, regions = filled.get(row.slot, NOTHING)
             if row.generation > generation:
-                length = 0
+                length, regions = 0, None
             if row.slot not in where or row.slot in seen:
                 raise RemoteProtocolError(f"{_name(pack)}: slot {row.slot} is not in {where}, or twice")
-            if row.generation < generation or row.first != length:
+            seen.add(row.slot)
+            is_plain = regions is None and row.tree is None and row.accepted is None
+            if row.generation < generation or (is_plain and row.first != length):
                 raise RemoteProtocolError(
                     f"{_name(pack)}: slot {row.slot} holds {length} tokens of generation {generation}, "
                     f"the row begins at {row.first} of generation {row.generation}"
@@ -118,26 +151,43 @@ class Ledger(Generic[T]):
                 raise RemoteProtocolError(
                     f"{_name(pack)}: slot {row.slot} would hold {row.first + row.count} of {where.capacity}"
                 )
-            seen.add(row.slot)
-            filled[row.slot] = (row.generation, row.first + row.count)
-        new = {move.target for move in pack.moves} | {row.slot for row in pack.rows if row.first == 0}
-        self._vacate(slots, [where.cells(slot) for slot in new])
-        slots.range, slots.filled, slots.step = where, filled, pack.step
-        for move in pack.moves:
-            source = self._slots[move.micro_batch].filled
-            if move.slot in source and not move.keeps:  # it is not where the target is in its place
-                source[move.slot] = (move.generation, 0)
-        return copies
+            if is_plain:
+                filled[row.slot] = (row.generation, row.first + row.count, None)
+            else:
+                rest.append((index, row, regions or Regions(length)))
+        return self._placed(pack, where, filled, rest) if rest else ([], PLAIN)
 
-    def _moved(
-        self, pack: PackHeader, where: SlotRange, filled: dict[int, tuple[int, int]]
-    ) -> tuple[SlotCopy, ...]:
+    def _placed(
+        self,
+        pack: PackHeader,
+        where: SlotRange,
+        filled: dict[int, Held],
+        rows: list[tuple[int, Row, Regions]],
+    ) -> tuple[list[SlotCompaction], Placement]:
+        layouts: dict[int, Layout] = {}
+        before: list[SlotCompaction] = []
+        after: list[SlotCompaction] = []
+        for index, row, regions in rows:
+            try:
+                placed = place(regions, row, where, self.policy)
+            except ValueError as error:
+                raise RemoteProtocolError(f"{_name(pack)}: slot {row.slot} {error}") from error
+            length = row.first + row.count if placed.regions is None else placed.regions.length
+            filled[row.slot] = (row.generation, length, placed.regions)
+            if placed.layout is not None:
+                layouts[index] = placed.layout
+            before += [placed.before] if placed.before is not None else []
+            after += [placed.after] if placed.after is not None else []
+        return before, Placement(layouts, tuple(after))
+
+    def _moved(self, pack: PackHeader, where: SlotRange, filled: dict[int, Held]) -> list[Moving]:
         """The pack's moves, checked against both slots, as copies; `filled` has them then.
 
         One between two names of the same cells needs no copy: that is how ranges are joined and parted, and
-        how a slot's next generation keeps what it begins with.
+        how a slot's next generation keeps what it begins with. What a slot holds of drafts goes with it where
+        it is emptied, though a move counts tokens only; holes are closed before.
         """
-        copies = []
+        copies: list[Moving] = []
         read = Counter((move.micro_batch, move.slot) for move in pack.moves)
         emptied = any(read[move.micro_batch, move.slot] > 1 for move in pack.moves if not move.keeps)
         if emptied or len({move.target for move in pack.moves}) < len(pack.moves):
@@ -148,15 +198,22 @@ class Ledger(Generic[T]):
         written = sorted(where.cells(move.target).start for move in pack.moves)
         for move in pack.moves:
             source = self._source(pack, move, where, written)
-            generation, _ = filled.get(move.target, (0, 0))
+            generation, *_ = filled.get(move.target, NOTHING)
             if move.target_generation <= generation:
                 raise RemoteProtocolError(
                     f"{_name(pack)}: {move} goes to slot {move.target}, which is of generation {generation}"
                 )
-            filled[move.target] = (move.target_generation, move.count)
+            regions = None if move.keeps else self._slots[move.micro_batch].filled[move.slot][2]
             if source.cells(move.slot) != where.cells(move.target):
-                copies.append(SlotCopy(source, move.slot, where, move.target, move.count))
-        return tuple(copies)
+                if regions is not None:
+                    regions, cells, target = regions.squeezed()
+                    copies += [SlotCompaction(source, move.slot, cells, target)] if cells else []
+                count = move.count if regions is None else regions.end
+                if count > where.capacity:
+                    raise RemoteProtocolError(f"{_name(pack)}: {move} and its tree do not fit {where}")
+                copies.append(SlotCopy(source, move.slot, where, move.target, count))
+            filled[move.target] = (move.target_generation, move.count, regions)
+        return copies
 
     def _source(self, pack: PackHeader, move: Move, where: SlotRange, written: list[int]) -> SlotRange:
         """The range that a move takes from, once it is sure that the slot holds what the move says and that
@@ -165,7 +222,9 @@ class Ledger(Generic[T]):
         is_own = move.micro_batch == pack.micro_batch
         if slots.range is None or (is_own and not (move.keeps and where.continues(slots.range))):
             raise RemoteProtocolError(f"{_name(pack)}: {move} is not from another range of the arena")
-        generation, length = slots.filled.get(move.slot, (0, 0))
+        generation, length, regions = slots.filled.get(move.slot, NOTHING)
+        if move.keeps and regions is not None:
+            length = regions.compact  # what is behind lies out of place, or is a draft
         if generation != move.generation or not (
             length >= move.count if move.keeps else length == move.count
         ):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from bbquic.errors import ModelError, PlanRefused
-from bbquic.kv.attention import RowSpan
 from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange, Tiers
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Sampling, choose

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from bbquic.runtime.seats import MicroBatch, Seat
 from bbquic.runtime.sequence import Sequence
 
-# Tokens. So few in a pack take less than a pack does by itself (LEAST in `chunks` is twice as many), and to wait
-# for what another one reads may take a pack more.
+# Tokens. So few in a pack take less than a pack does by itself (LEAST in `chunks` is twice as many), and to
+# wait until another one has read them may take a pack more.
 LEAST_SHARED = 32
 
 _WIDTH = 4  # bytes of a token

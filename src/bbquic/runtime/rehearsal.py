@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from bbquic.errors import ModelError
-from bbquic.kv.attention import PackedAttention, RowSpan
+from bbquic.kv.attention import PackedAttention
 from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena, bytes_per_cell
 from bbquic.model.blocks import StageModel
 from bbquic.model.spec import FamilySpec
@@ -112,6 +113,7 @@ class _NoAttention(PackedAttention):
         value: torch.Tensor,
         *,
         scale: float | None,
+        window: int | None = None,
     ) -> torch.Tensor:
         return self._zeros
 

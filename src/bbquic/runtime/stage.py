@@ -10,15 +10,20 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
-from bbquic.kv.attention import PackedAttention, RowSpan
+from bbquic.kv.attention import PackedAttention
+from bbquic.kv.compaction import Compactor, PackCompaction
 from bbquic.kv.ranges import SlotCopy
+from bbquic.kv.regions import Moving
+from bbquic.kv.rows import RowSpan, positions
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.sampling import Choice, NonFiniteLogits, Sampling, begin_choice
 from bbquic.runtime.device import Buffer, Device, Moment, device_for
 from bbquic.runtime.memory import host_memory_free, is_out_of_memory
+from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import PackHeader, Stage
 from bbquic.units import Bytes, Seconds
 
@@ -80,9 +85,11 @@ class StageWorker(Protocol):
     def is_light_out(self, pack: PackHeader) -> bool:
         """The same of `stage_out`."""
 
-    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged: ...
+    def stage_in(
+        self, pack: PackHeader, body: bytes | memoryview, placement: Placement = PLAIN
+    ) -> Staged: ...
 
-    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed: ...
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Moving, ...] = ()) -> Computed: ...
 
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output: ...
 
@@ -91,17 +98,28 @@ class StageWorker(Protocol):
         uses, and say in words what is free."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Tokens [S] of a pack that are to be turned into one: their places in it, how, and the positions of what
+    is chosen."""
+
+    places: torch.Tensor
+    params: list[Sampling]
+    positions: list[int]
+
+
 @dataclass(slots=True)
 class _Inputs:
     tensor: torch.Tensor  # token ids [T] in the first stage, else hidden states [T, D]
     positions: torch.Tensor  # [T]
     attention: PackedAttention
-    ends: torch.Tensor | None  # [S], places of the rows' last tokens that want one, in the last stage
+    compaction: PackCompaction
+    wanted: _Wanted | None  # in the last stage, where a row wants a token
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         mine = [self.tensor, self.positions, *self.attention.tensors]
-        return mine if self.ends is None else [*mine, self.ends]
+        return mine if self.wanted is None else [*mine, self.wanted.places]
 
 
 @dataclass(slots=True)
@@ -109,6 +127,7 @@ class _Outputs:
     finite: torch.Tensor  # [2], of what came and of what was computed
     hidden: torch.Tensor | None  # [T, D]; None in the last stage
     choice: Choice | None  # None where no row wants a token
+    compaction: PackCompaction
 
 
 class ModelWorker:
@@ -130,6 +149,7 @@ class ModelWorker:
         self.arena = arena
         self.device: Device = device_for(model.device)
         self._model = model
+        self._compactor = Compactor(arena)
         self._embeds = embeds
         self._heads = heads
 
@@ -155,22 +175,28 @@ class ModelWorker:
 
     # Inbound.
 
-    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview, placement: Placement = PLAIN) -> Staged:
         """Raises: RemoteProtocolError when the parts do not fit, ModelError for a token out of range."""
         with self.device.inbound():
-            inputs = self._inputs(pack, body)
+            inputs = self._inputs(pack, body, placement)
             return Staged(inputs, self.device.moment())
 
-    def _inputs(self, pack: PackHeader, data: bytes | memoryview) -> _Inputs:
-        device = self.device.torch_device
-        spans = [RowSpan(row.slot, row.first, row.count) for row in pack.rows]
-        positions = torch.cat([torch.arange(one.first, one.first + one.count) for one in spans])
+    def _inputs(self, pack: PackHeader, data: bytes | memoryview, placement: Placement) -> _Inputs:
+        layouts = placement.layouts
+        spans = [
+            RowSpan(row.slot, row.first, row.count, layouts.get(index)) for index, row in enumerate(pack.rows)
+        ]
+        places = positions(spans)  # [T]
+        compaction = PackCompaction(self._compactor, placement.compactions, _name(pack))
         tensor = self._ids(pack) if self._embeds else self._hidden(pack, data)
         return _Inputs(
             tensor,
-            self.device.bring(positions.numpy().data.cast("B"), torch.int64),
-            PackedAttention(spans, pack.slot_range, self.arena, device=device),
-            self._ends(pack),
+            self.device.bring(places.data.cast("B"), torch.int64),
+            PackedAttention(
+                spans, pack.slot_range, self.arena, device=self.device.torch_device, compaction=compaction
+            ),
+            compaction,
+            self._wanted(pack, places),
         )
 
     def _ids(self, pack: PackHeader) -> torch.Tensor:
@@ -184,43 +210,60 @@ class ModelWorker:
             raise RemoteProtocolError(f"{len(data)} bytes of hidden states for {pack.token_count} tokens")
         return self.device.bring(data, self._model.dtype).view(pack.token_count, -1)
 
-    def _ends(self, pack: PackHeader) -> torch.Tensor | None:
+    def _wanted(self, pack: PackHeader, positions: NDArray[np.int64]) -> _Wanted | None:
+        """A row's last token, and of a tree each."""
         if not self._heads:
             return None
-        ends, place = [], 0
+        places: list[int] = []
+        params: list[Sampling] = []
+        stop = 0
         for row in pack.rows:
-            place += row.count
+            stop += row.count
             if row.wants_token:
-                ends.append(place - 1)
-        return self.device.bring(np.array(ends, dtype=np.int64).tobytes(), torch.int64) if ends else None
+                count = 1 if row.tree is None else row.count
+                places += range(stop - count, stop)
+                params += [row.sampling.plain() if row.sampling else GREEDY] * count
+        if not places:
+            return None
+        index = np.array(places)
+        on_device = self.device.bring(index.tobytes(), torch.int64)
+        return _Wanted(on_device, params, (positions[index] + 1).tolist())
 
     # On the device. Nothing here waits for it.
 
-    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed:
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Moving, ...] = ()) -> Computed:
         inputs: _Inputs = staged.value
         with torch.inference_mode(), self.device.computing(staged.on_device):
             self.device.hold([*inputs.tensors, *self.arena.tensors])
             began = self.device.moment()
-            for copy in copies:
-                self.arena.copy(copy)
+            for moving in copies:
+                self._move(moving)
             hidden = self._model.embed(inputs.tensor) if self._embeds else inputs.tensor  # [T, D]
             came_finite = torch.isfinite(hidden).all()
             hidden = self._model.run(hidden, inputs.positions, inputs.attention)
             finite = torch.stack((came_finite, torch.isfinite(hidden).all()))
-            choice = None if inputs.ends is None else self._choice(pack, hidden[inputs.ends])
-            outputs = _Outputs(finite, None if self._heads else hidden, choice)
+            choice = None if inputs.wanted is None else self._choice(hidden, inputs.wanted)
+            outputs = _Outputs(finite, None if self._heads else hidden, choice, inputs.compaction)
             return Computed(outputs, began, self.device.moment())
 
-    def _choice(self, pack: PackHeader, hidden: torch.Tensor) -> Choice:
-        wanting = [row for row in pack.rows if row.wants_token]
-        params = [row.sampling.plain() if row.sampling else GREEDY for row in wanting]
-        return begin_choice(self._model.logits(hidden), params, [row.first + row.count for row in wanting])
+    def _move(self, moving: Moving) -> None:
+        """KV from one place to another in all blocks, once nothing else moves."""
+        if isinstance(moving, SlotCopy):
+            self._compactor.wait_all()
+            self.arena.copy(moving)
+        else:
+            self._compactor.move_now([moving])
+
+    def _choice(self, hidden: torch.Tensor, wanted: _Wanted) -> Choice:
+        return begin_choice(self._model.logits(hidden[wanted.places]), wanted.params, wanted.positions)
 
     # Outbound.
 
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
-        """Raises: StageFailed `non_finite`, whatever else is in the pack."""
+        """Raises: StageFailed `non_finite`, whatever else is in the pack; RuntimeError where its compaction
+        failed."""
         outputs: _Outputs = computed.value
+        outputs.compaction.finish()
         tensors = [outputs.finite]
         if outputs.hidden is not None:
             tensors.append(outputs.hidden)
@@ -259,7 +302,7 @@ class ModelWorker:
 def stage_failure(stage: Stage, pack: PackHeader, code: str, message: str) -> StageFailed:
     """What is told of a pack that could not be computed: node, blocks, micro-batch and step."""
     return StageFailed(
-        f"{stage} failed at micro-batch {pack.micro_batch}, step {pack.step}: {message}",
+        f"{stage} failed at {_name(pack)}: {message}",
         node=stage.node,
         code=code,
     )
@@ -279,3 +322,7 @@ def stage_errors(stage: Stage, pack: PackHeader) -> Iterator[None]:
             words = " ".join(str(error).split()) or type(error).__name__
             raise stage_failure(stage, pack, "out_of_memory", words) from error
         raise stage_failure(stage, pack, "internal", f"{type(error).__name__}: {error}") from error
+
+
+def _name(pack: PackHeader) -> str:
+    return f"micro-batch {pack.micro_batch}, step {pack.step}"

@@ -1,0 +1,234 @@
+"""Trees of drafts through a model's stages: at each accepted node comes the token that transformers gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from bbquic.errors import StageFailed
+from bbquic.kv.compaction import TOGETHER, Compactor, PackCompaction
+from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.regions import SlotCompaction
+from bbquic.kv.slab import Arena
+from bbquic.model.blocks import StageModel
+from bbquic.model.directory import ModelDirectory
+from bbquic.model.weights import load_tensors, tensors_for
+from bbquic.runtime.ledger import Ledger
+from bbquic.runtime.placement import CompactionPolicy, Placement
+from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
+from bbquic.runtime.stage import ModelWorker, stage_errors
+
+CAPACITY, TIERS = 48, (144, 96)  # three slots in one tier, two in the other
+WHERE = SlotRange.of(0, 3, CAPACITY, 144, 2)
+ANSWER = 14
+HIDDEN = 64  # of the tiny model
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def answers(tiny: Path) -> list[tuple[list[int], list[int]]]:
+    """Prompts and what transformers says to each alone."""
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    drawn = random.Random(5)
+    made = []
+    for length in (3, 17, 1, 9, 24):
+        text = [drawn.randrange(3, 300) for _ in range(length)]
+        with torch.inference_mode():
+            for _ in range(ANSWER):  # not `generate`, which would end at an end token
+                text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+        made.append((text[:length], text[length:]))
+    return made
+
+
+def workers_of(model: Path, stages: int, on_host: int) -> list[ModelWorker]:
+    directory = ModelDirectory(model, "tiny")
+    cuts = [directory.blocks * place // stages for place in range(stages + 1)]
+    made = []
+    for place, (first, stop) in enumerate(pairwise(cuts)):
+        ends = {"embeds": place == 0, "heads": place == stages - 1}
+        names = tensors_for(directory.spec, directory.config, range(first, stop), **ends)
+        tensors = load_tensors(directory, names, torch.float32, CPU)
+        loaded = StageModel(directory.spec, directory.config, tensors, blocks=range(first, stop), **ends)
+        arena = Arena(
+            blocks=range(first, stop),
+            tiers=Tiers(TIERS),
+            on_host=on_host,
+            kv_heads=loaded.kv_heads,
+            head_dim=loaded.head_dim,
+            dtype=torch.float32,
+            device=CPU,
+        )
+        made.append(ModelWorker(Stage(f"node-{place + 1}", first, stop), loaded, arena, **ends))
+    return made
+
+
+@dataclass
+class Drafting:
+    """A sequence whose drafter knows the answer, and proposes much beside it."""
+
+    slot: int
+    prompt: list[int]
+    answer: list[int]
+    done: int = 0  # tokens of the answer that came back right
+    stored: int = 0  # tokens in the KV of the stages, as the next row's first
+    accepted: tuple[int, ...] | None = None
+    right: tuple[int, ...] = ()  # the path in the tree on its way that follows the answer
+
+    def next_row(self, drawn: random.Random) -> tuple[Row, list[int]]:
+        left = len(self.prompt) - self.stored
+        if left > 0:
+            count = drawn.randint(1, left)
+            tokens = self.prompt[self.stored : self.stored + count]
+            wants = count == left
+            return Row(self.slot, 1, self.stored, count, wants, None), tokens
+        last = (self.prompt + self.answer)[self.stored]
+        accepted, self.accepted = self.accepted, None
+        if drawn.random() < 0.2:
+            return Row(self.slot, 1, self.stored, 1, True, None, None, accepted), [last]
+        tree, tokens = self.a_tree(drawn, last)
+        return Row(self.slot, 1, self.stored, len(tokens), True, None, tree, accepted), tokens
+
+    def a_tree(self, drawn: random.Random, last: int) -> tuple[Tree, list[int]]:
+        room = CAPACITY - self.stored
+        nodes, parents, tokens, right = [0], [0], [last], [0]
+        for _ in range(drawn.randint(0, min(room, 8) - 1)):
+            place = self.done + len(right) - 1
+            nodes.append(nodes[-1] + drawn.randint(1, 3))
+            if drawn.random() < 0.4 and place < len(self.answer) - 1:
+                parents.append(right[-1])
+                tokens.append(self.answer[place])
+                right.append(nodes[-1])
+            else:
+                parent = drawn.choice(nodes[:-1])
+                known = {tokens[nodes.index(node)] for node in nodes[:-1] if node != 0}
+                wrong = [t for t in range(3, 300) if t not in known and t not in self.answer]
+                parents.append(parent)
+                tokens.append(drawn.choice(wrong))
+        self.right = tuple(right)
+        return Tree(tuple(nodes), tuple(parents)), tokens
+
+    def take(self, row: Row, tokens: Sequence[int]) -> None:
+        """The tokens that came back for a row: those of the right path are the answer's."""
+        if row.tree is None:
+            self.stored += row.count
+            if row.wants_token:
+                assert list(tokens) == [self.answer[self.done]]
+                self.done += 1
+            return
+        at = [tokens[row.tree.nodes.index(node)] for node in self.right]
+        assert at == self.answer[self.done : self.done + len(at)], "the answer at each accepted node"
+        self.done += len(at)
+        self.stored += len(at)
+        self.accepted = self.right
+
+
+def pruned(pack: PackHeader, keeps: Sequence[Drafting], drawn: random.Random) -> tuple[PackHeader, list[int]]:
+    """The pack without some nodes that are not on a right path, and the places of the others."""
+    rights = {one.slot: set(one.right) for one in keeps}
+    rows, places, stop = [], [], 0
+    for row in pack.rows:
+        start, stop = stop, stop + row.count
+        kept = list(range(row.count))
+        if row.tree is not None:
+            tree = row.tree
+            left: set[int] = set()
+            for node, parent in zip(tree.nodes, tree.parents, strict=True):
+                if node in rights[row.slot] or (parent in left and drawn.random() < 0.5):
+                    left.add(node)
+            kept = [place for place, node in enumerate(tree.nodes) if node in left]
+            tree = Tree(*(tuple(ids[place] for place in kept) for ids in (tree.nodes, tree.parents)))
+            row = msgspec.structs.replace(row, count=len(kept), tree=tree)
+        rows.append(row)
+        places += [start + place for place in kept]
+    return msgspec.structs.replace(pack, rows=tuple(rows), tokens=b""), places
+
+
+def drive(
+    workers: list[ModelWorker], policy: CompactionPolicy, sequences: list[Drafting], drawn: random.Random
+) -> int:
+    """Step after step until all answers are there; how many steps."""
+    ledgers = [Ledger[None](tiers=TIERS, micro_batches=1, depth=1, policy=policy) for _ in workers]
+    step = 0
+    while running := [one for one in sequences if one.done < ANSWER]:
+        step += 1
+        chosen = drawn.sample(running, drawn.randint(1, len(running)))
+        made = [one.next_row(drawn) for one in chosen]
+        ids = b"".join(np.array(tokens, dtype="<i4").tobytes() for _, tokens in made)
+        pack = PackHeader("0" * 16, 0, 0, step, WHERE.numbers, tuple(row for row, _ in made), ids)
+        body: bytes | memoryview = b""
+        for ledger, worker in zip(ledgers, workers, strict=True):
+            if worker is not workers[0]:
+                pack, places = pruned(pack, chosen, drawn)
+                hidden = np.frombuffer(body, np.float32).reshape(-1, HIDDEN)
+                body = hidden[places].tobytes()
+            (due,) = ledger.admit(pack, None)
+            staged = worker.stage_in(pack, body, due.placement)
+            output = worker.stage_out(pack, worker.compute(pack, staged, due.copies))
+            body = output.body
+        assert output.tokens is not None
+        came = iter(output.tokens)
+        for one, row in zip(chosen, pack.rows, strict=True):
+            count = row.count if row.tree is not None else int(row.wants_token)
+            one.take(row, [next(came) for _ in range(count)])
+        assert next(came, None) is None
+    return step
+
+
+@pytest.mark.parametrize("policy", CompactionPolicy)
+@pytest.mark.parametrize(("stages", "on_host"), [(1, 0), (1, 2), (2, 0), (2, 1)])
+def test_at_each_accepted_node_comes_the_token_of_the_reference(
+    tiny: Path,
+    answers: list[tuple[list[int], list[int]]],
+    stages: int,
+    on_host: int,
+    policy: CompactionPolicy,
+) -> None:
+    for seed in range(3):
+        workers = workers_of(tiny, stages, on_host)
+        slots = random.Random(seed).sample(list(WHERE.slots()), 5)
+        sequences = [Drafting(slot, *answer) for slot, answer in zip(slots, answers, strict=True)]
+        drive(workers, policy, sequences, random.Random(seed))
+
+
+def a_pack(step: int, first: int) -> PackHeader:
+    rows = (Row(0, 1, first, 1, True, None),)
+    return PackHeader("0" * 16, 0, 0, step, WHERE.numbers, rows, b"\5\0\0\0")
+
+
+BEYOND = SlotCompaction(WHERE, 0, (CAPACITY,), 0)  # a cell that no slot has
+
+
+def test_a_compaction_that_fails_is_its_packs_failure_with_the_block(tiny: Path) -> None:
+    (worker,) = workers_of(tiny, 1, 0)
+    pack = a_pack(1, 0)
+    staged = worker.stage_in(pack, b"", Placement({}, (BEYOND,)))
+    computed = worker.compute(pack, staged)
+    with pytest.raises(StageFailed) as caught, stage_errors(worker.stage, pack):
+        worker.stage_out(pack, computed)
+    assert (caught.value.node, caught.value.code) == ("node-1", "internal")
+    message = caught.value.message
+    assert "node-1 (blocks 0-3) failed at micro-batch 0, step 1" in message
+    assert "closing the holes of micro-batch 0, step 1 failed in block 0: IndexError" in message
+
+
+def test_a_block_is_not_read_again_before_its_moves_are_known_to_be_good(tiny: Path) -> None:
+    (worker,) = workers_of(tiny, 1, 0)
+    compactor = Compactor(worker.arena)
+    beside = PackCompaction(compactor, (BEYOND,), "the pack before")
+    for block in range(TOGETHER):
+        beside.before(block)
+        beside.after(block)
+    after = PackCompaction(compactor, (), "a pack")
+    with pytest.raises(RuntimeError, match="closing the holes of the pack before failed in block 0"):
+        after.before(2)
+    with pytest.raises(RuntimeError, match="failed in block 0"):
+        compactor.wait_all()
