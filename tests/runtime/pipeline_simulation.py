@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 
-from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.ranges import SlotCopy, SlotRange, Tiers
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import PackHeader
@@ -98,7 +98,7 @@ class SimulatedStage:
     def compute(self, due: Due[Trip]) -> list[int]:
         """The tokens for rows that want one. Fails where a row sees another token than its own."""
         pack, place, answers = due.load.pack, 0, []
-        copies = {copy.target_slot: copy for copy in due.copies}
+        copies = {copy.target_slot: copy for copy in due.copies if isinstance(copy, SlotCopy)}
         for move in pack.moves:
             copy = copies.pop(move.target, None)  # none: the slot stays where it is under another name
             target = pack.range.cells(move.target)

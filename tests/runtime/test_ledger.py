@@ -205,7 +205,8 @@ def test_a_move_that_keeps_its_source_is_refused_where_it_contradicts_what_is_st
         ledger.admit(bad, None)
     two = moving(move(count=2, keeps=True), move(count=1, keeps=True, target=0), first=2)
     (due,) = ledger.admit(two, None)
-    assert [(copy.source_slot, copy.target_slot, copy.count) for copy in due.copies] == [(0, 1, 2), (0, 0, 1)]
+    there = [SlotRange.of(*numbers) for numbers in (FROM, TO)]
+    assert due.copies == (SlotCopy(there[0], 0, there[1], 1, 2), SlotCopy(there[0], 0, there[1], 0, 1))
     assert ledger.admit(source_step(4), None), "the source goes on"
 
 
@@ -254,7 +255,8 @@ def test_a_slot_of_the_same_micro_batch_may_be_shared_or_kept_for_the_next_and_n
     with pytest.raises(RemoteProtocolError, match=why):
         ledger.admit(bad, None)
     (due,) = ledger.admit(own(kept(), rows=(row(first=5), row(1, 7, 3))), None)
-    assert [(copy.source_slot, copy.target_slot, copy.count) for copy in due.copies] == [(0, 1, 3)]
+    where = due.pack.slot_range
+    assert due.copies == (SlotCopy(where, 0, where, 1, 3),)
     (due,) = ledger.admit(own(kept(target=0), rows=(row(0, 7, 3),), step=3), None)
     assert due.copies == (), "it lies where it is wanted"
 

@@ -23,7 +23,7 @@ from pipeline_simulation import (
     noted,
 )
 
-from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
+from bbquic.kv.ranges import CELL_ALIGNMENT, SlotCopy, SlotRange
 from bbquic.runtime.ledger import Due
 from bbquic.runtime.losses import gone_with, must_wait
 from bbquic.runtime.protocol import Lost, Move, Row
@@ -81,7 +81,8 @@ class LossyStage(SimulatedStage):
             place += row.count
         good_cells = [(one, self._gone.get(one.target_generation, one.count)) for one in pack.moves]
         moves = [msgspec.structs.replace(one, count=count) for one, count in good_cells if count]
-        copies = [one for one in due.copies if one.target_slot in {move.target for move in moves}]
+        targets = {move.target for move in moves}
+        copies = [one for one in due.copies if isinstance(one, SlotCopy) and one.target_slot in targets]
         sound = replace(pack, rows=tuple(rows), tokens=tuple(tokens), moves=tuple(moves))
         good = iter(self.compute(Due(due.pack, replace(due.load, pack=sound), tuple(copies))))
         return [next(good) if row in rows else WRONG for row in pack.rows if row.wants_token]
