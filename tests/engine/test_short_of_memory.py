@@ -18,12 +18,13 @@ import torch
 from engine_helpers import CPU, answer, cluster_of, options, read_answers, run, run_model, write_prompts
 
 from bbquic.errors import PlanRefused
-from bbquic.kv.ranges import SlotCopy
+from bbquic.kv.regions import Moving
 from bbquic.plan.cost import MemoryOptions
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, make_plan
 from bbquic.runtime.loading import DiskLoader, ModelStore
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.memory import host_memory_free
+from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import DescriptionHeader, PackHeader, PlanHeader, Stage
 from bbquic.runtime.stage import Computed, ModelWorker, Output, Staged, StageWorker
 from bbquic.units import Bytes
@@ -78,11 +79,11 @@ class Failing(ModelWorker):
         if self.calls[part] % 29 == {"in": 3, "compute": 12, "out": 21}[part] + self.stage.first:
             torch.empty(2**60, dtype=torch.uint8)
 
-    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview, placement: Placement = PLAIN) -> Staged:
         self._may_fail("in")
-        return super().stage_in(pack, body)
+        return super().stage_in(pack, body, placement)
 
-    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed:
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Moving, ...] = ()) -> Computed:
         computed = super().compute(pack, staged, copies)
         self._may_fail("compute")
         return computed

@@ -54,10 +54,12 @@ def workers_of(model: Path, stages: int, on_host: int) -> list[ModelWorker]:
     cuts = [directory.blocks * place // stages for place in range(stages + 1)]
     made = []
     for place, (first, stop) in enumerate(pairwise(cuts)):
-        ends = {"embeds": place == 0, "heads": place == stages - 1}
-        names = tensors_for(directory.spec, directory.config, range(first, stop), **ends)
+        embeds, heads = place == 0, place == stages - 1
+        names = tensors_for(directory.spec, directory.config, range(first, stop), embeds=embeds, heads=heads)
         tensors = load_tensors(directory, names, torch.float32, CPU)
-        loaded = StageModel(directory.spec, directory.config, tensors, blocks=range(first, stop), **ends)
+        loaded = StageModel(
+            directory.spec, directory.config, tensors, blocks=range(first, stop), embeds=embeds, heads=heads
+        )
         arena = Arena(
             blocks=range(first, stop),
             tiers=Tiers(TIERS),
@@ -67,7 +69,8 @@ def workers_of(model: Path, stages: int, on_host: int) -> list[ModelWorker]:
             dtype=torch.float32,
             device=CPU,
         )
-        made.append(ModelWorker(Stage(f"node-{place + 1}", first, stop), loaded, arena, **ends))
+        stage = Stage(f"node-{place + 1}", first, stop)
+        made.append(ModelWorker(stage, loaded, arena, embeds=embeds, heads=heads))
     return made
 
 
