@@ -95,7 +95,7 @@ class SimulatedStage:
     def compute(self, due: Due[Trip]) -> list[int]:
         """The tokens for rows that want one. Fails where a row sees another token than its own."""
         pack, place, answers = due.load.pack, 0, []
-        copies = {copy.target_slot: copy for copy in due.copies}
+        copies = {copy.target_slot: copy for copy in due.copies if isinstance(copy, SlotCopy)}
         for move in pack.moves:
             copy = copies.pop(move.target, None)  # none: the slot stays where it is under another name
             target = pack.range.cells(move.target)
