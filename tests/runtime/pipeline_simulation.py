@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 
-from bbquic.kv.ranges import Tiers
+from bbquic.kv.ranges import SlotCopy, Tiers
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import PackHeader
