@@ -96,13 +96,10 @@ class Run:
             padded = q.new_zeros((n, c, heads, head_dim))
             padded[self._at[0], self._at[1]] = q
             q = padded
-        grouped = q.view(n, c, -1, group, head_dim).permute(
-            0, 2, 3, 1, 4
-        )  # [n, kv_heads, group, c, head_dim]
+        grouped = q.view(n, c, -1, group, head_dim).permute(0, 2, 3, 1, 4)
+        folded = grouped.reshape(n, -1, group * c, head_dim)  # [n, kv_heads, group x c, head_dim]
         mask = self._mask(window, group)
-        out = F.scaled_dot_product_attention(
-            grouped.reshape(n, -1, group * c, head_dim), keys, values, mask, scale=scale
-        )
+        out = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
         out = out.reshape(n, -1, group, c, head_dim).permute(0, 3, 1, 2, 4).reshape(n, c, heads, head_dim)
         return out.reshape(tokens, heads, head_dim) if self._is_even else out[self._at[0], self._at[1]]
 
@@ -121,9 +118,8 @@ class Run:
         shape = (kv_heads, heads // kv_heads, cells, head_dim)
         grouped = q.view(c, *shape[:2], head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, c, head_dim]
         keys, values = keys[0, :, None].expand(shape), values[0, :, None].expand(shape)  # still views
-        out = F.scaled_dot_product_attention(
-            grouped, keys, values, mask, is_causal=mask is None, scale=scale
-        )  # [kv_heads, group, c, head_dim]
+        causal = mask is None
+        out = F.scaled_dot_product_attention(grouped, keys, values, mask, is_causal=causal, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(c, heads, head_dim)
 
     def _mask(self, window: int | None, group: int) -> torch.Tensor | None:
