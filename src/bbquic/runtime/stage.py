@@ -62,6 +62,7 @@ class Output:
 class StageWorker(Protocol):
     """Computes a stage's packs in the order they are given; owns its KV memory.
 
+    `stage_in` is told how the pack's rows lie in their slots, `compute` what of KV is to be moved first.
     `compute` is called in one thread, in the packs' order; `stage_in` and `stage_out` in two others, or for
     light packs in that of `compute`, so that a light pack may be staged beside a heavy one. All may raise
     what they like: `stage_errors` makes a StageFailed of it. When `stage_out` returns, every moment of its
