@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -197,6 +199,19 @@ def test_at_each_accepted_node_comes_the_token_of_the_reference(
         slots = random.Random(seed).sample(list(WHERE.slots()), 5)
         sequences = [Drafting(slot, *answer) for slot, answer in zip(slots, answers, strict=True)]
         drive(workers, policy, sequences, random.Random(seed))
+
+
+def test_the_thread_that_moves_cells_ends_with_its_worker(tiny: Path) -> None:
+    (worker,) = workers_of(tiny, 1, 0)
+    staged = worker.stage_in(a_pack(1, 0), b"", Placement({}, (SlotCompaction(WHERE, 0, (9,), 8),)))
+    worker.stage_out(a_pack(1, 0), worker.compute(a_pack(1, 0), staged))
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("compaction")]
+    assert threads
+    del worker, staged
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def a_pack(step: int, first: int) -> PackHeader:

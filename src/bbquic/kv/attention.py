@@ -31,12 +31,10 @@ class PackedAttention:
         arena: Arena,
         *,
         device: torch.device,
-        windows: Sequence[int | None] = (None,),
         compaction: PackCompaction | None = None,
     ) -> None:
         """Rows in pack order; those that each add one token, or a tree, to neighbouring slots are computed
-        together. Masks for `windows` are made now, others when a block first asks for them. What `compaction`
-        has to move in a block is moved once the block's attention has been issued.
+        together. What `compaction` has to move in a block is moved once the block's attention is issued.
 
         Raises: ValueError when a row leaves its slot or the range.
         """
@@ -55,8 +53,7 @@ class PackedAttention:
         self._places = _places(rows, here, device)
         self._host_places = _places(rows, there, device)
         for run in (*self.runs, *self.host_runs):
-            for window in windows:
-                run.prepare(window)
+            run.prepare()
 
     @property
     def tensors(self) -> list[torch.Tensor]:
