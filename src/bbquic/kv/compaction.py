@@ -17,6 +17,10 @@ TOGETHER = (
 )
 
 
+class CompactionFailed(RuntimeError):
+    """Some cells of a pack's slots were not moved: what these slots hold counts for nothing, and no others."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """What moves in one tier of a range; tensors [n], where the tier's keys are."""
@@ -51,7 +55,7 @@ class Compactor:
         self._stream = _stream(arena.device)
 
     def wait(self, block: int) -> None:
-        """Until nothing moves in a block. Raises: RuntimeError naming block and pack where that failed."""
+        """Until nothing moves in a block. Raises: CompactionFailed naming block and pack where that failed."""
         if self._handed:
             handed = self._handed.pop(block, None)
             if handed is not None:
@@ -127,7 +131,7 @@ class PackCompaction:
     def finish(self) -> None:
         """Until its moves were made, or on CUDA asked for; any thread, behind the last block.
 
-        Raises: RuntimeError naming block and pack where one failed.
+        Raises: CompactionFailed naming block and pack where one failed.
         """
         for handed in self._handed:
             _result(handed)
@@ -162,7 +166,7 @@ def _result(handed: _HandedOver) -> torch.cuda.Event | None:
     try:
         return handed.moved.result()
     except RuntimeError as error:
-        raise RuntimeError(f"closing the holes of {handed.what} failed in {error}") from error
+        raise CompactionFailed(f"closing the holes of {handed.what} failed in {error}") from error
 
 
 def _join(handed: _HandedOver, device: torch.device) -> None:
