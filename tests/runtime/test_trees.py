@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bbquic.errors import StageFailed
-from bbquic.kv.compaction import TOGETHER, Compactor, PackCompaction
+from bbquic.kv.compaction import TOGETHER, CompactionFailed, Compactor, PackCompaction
 from bbquic.kv.ranges import SlotRange, Tiers
 from bbquic.kv.regions import SlotCompaction
 from bbquic.kv.slab import Arena
@@ -232,7 +232,7 @@ def test_a_compaction_that_fails_is_its_packs_failure_with_the_block(tiny: Path)
     computed = worker.compute(pack, staged)
     with pytest.raises(StageFailed) as caught, stage_errors(worker.stage, pack):
         worker.stage_out(pack, computed)
-    assert (caught.value.node, caught.value.code) == ("node-1", "internal")
+    assert (caught.value.node, caught.value.code) == ("node-1", "compaction")
     message = caught.value.message
     assert "node-1 (blocks 0-3) failed at micro-batch 0, step 1" in message
     assert "closing the holes of micro-batch 0, step 1 failed in block 0: IndexError" in message
@@ -246,7 +246,7 @@ def test_a_block_is_not_read_again_before_its_moves_are_known_to_be_good(tiny: P
         beside.before(block)
         beside.after(block)
     after = PackCompaction(compactor, (), "a pack")
-    with pytest.raises(RuntimeError, match="closing the holes of the pack before failed in block 0"):
+    with pytest.raises(CompactionFailed, match="closing the holes of the pack before failed in block 0"):
         after.before(2)
-    with pytest.raises(RuntimeError, match="failed in block 0"):
+    with pytest.raises(CompactionFailed, match="failed in block 0"):
         compactor.wait_all()

@@ -18,7 +18,7 @@ TOGETHER = (
 
 
 class CompactionFailed(RuntimeError):
-    """Some cells of a pack's slots were not moved: what these slots hold counts for nothing, and no others."""
+    """Some cells of a pack's slots were not moved: what these slots hold counts for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Compactor:
         self._stream = _stream(arena.device)
 
     def wait(self, block: int) -> None:
-        """Until nothing moves in a block. Raises: CompactionFailed naming block and pack where that failed."""
+        """Until nothing moves in a block. Raises: CompactionFailed naming block and pack."""
         if self._handed:
             handed = self._handed.pop(block, None)
             if handed is not None:
