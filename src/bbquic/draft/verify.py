@@ -24,10 +24,10 @@ class Verdict:
 def verify(
     nodes: Sequence[int], parents: Sequence[int], tokens: Sequence[int], chosen: Callable[[int], int]
 ) -> Verdict:
-    """Walk a tree from its root as far as the guesses are right.
+    """Walk a tree from its root as far as its guesses are right.
 
-    `nodes` are ids, rising, root first, `parents` their parents' ids and `tokens` their tokens. `chosen` gives
-    the token that the model chooses behind the node at a place in these, and is asked for accepted ones.
+    `nodes` are ids, rising, root first, `parents` their parents' ids, `tokens` their tokens. `chosen` gives the
+    token that the model chooses behind the node at a place in these, and is asked for accepted ones alone.
     """
     children = {
         (parent, token): place
