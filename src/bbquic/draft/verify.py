@@ -26,8 +26,8 @@ def verify(
 ) -> Verdict:
     """Walk a tree from its root as far as its guesses are right.
 
-    `nodes` are ids, rising, root first, `parents` their parents' ids, `tokens` their tokens. `chosen` gives the
-    token that the model chooses behind the node at a place in these, and is asked for accepted ones alone.
+    `nodes` are ids, rising, root first, `parents` their parents' ids, `tokens` their tokens. `chosen` gives
+    the token that the model chooses behind the node at a place in these; it is asked of accepted ones alone.
     """
     children = {
         (parent, token): place

@@ -1,8 +1,8 @@
 """When guessing ahead pays: the paper's equations 5 to 8, and the same for circulating micro-batches. Pure.
 
-Symbols (the paper's table 2): B sequences in flight, N guesses of a tree, D bytes of a hidden state, S bandwidth,
-t_rtt the fixed latency of a transfer, t_comp a stage's compute a step, n stages, m the compute of a pass with
-trees over one without, c drafting a pass, a tokens committed a pass.
+Symbols (the paper's table 2): B sequences in flight, N guesses of a tree, D bytes of a hidden state, S
+bandwidth, t_rtt the fixed latency of a transfer, t_comp a stage's compute a step, n stages, m the compute of
+a pass with trees over one without, c drafting a pass, a tokens committed a pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def break_even_bandwidth(of: Passes) -> BytesPerSecond | None:
     """Equation 8: speculation pays above S* = B (N - a) D / ((a - 1) t_rtt + (a - m) t_comp - c / n).
 
     None where the denominator is not above 0: then no bandwidth helps. (The paper prints c / (n · a) in
-    places; the derivation gives c / n.) It is the case of one micro-batch: a full pipeline saves no round trip.
+    places; the derivation gives c / n.) It is the case of one micro-batch: a full pipeline saves no trip.
     """
     saved = (of.committed - 1) * of.latency + (of.committed - of.ratio) * of.compute - of.drafting / of.stages
     if saved <= 0:
