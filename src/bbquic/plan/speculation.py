@@ -1,0 +1,65 @@
+"""When guessing ahead pays: the paper's equations 5 to 8, and the same for circulating micro-batches. Pure.
+
+Symbols (the paper's table 2): B sequences in flight, N guesses of a tree, D bytes of a hidden state, S
+bandwidth, t_rtt the fixed latency of a transfer, t_comp a stage's compute a step, n stages, m the compute of
+a pass with trees over one without, c drafting a pass, a tokens committed a pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bbquic.units import Bytes, BytesPerSecond, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What equations 5 to 8 ask for. Raises: ValueError for what cannot be."""
+
+    batch: float  # B
+    stages: int  # n
+    hidden: Bytes  # D
+    compute: Seconds  # t_comp
+    latency: Seconds  # t_rtt
+    guesses: float  # N
+    committed: float  # a
+    ratio: float  # m
+    drafting: Seconds  # c
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.stages, self.hidden, self.ratio) <= 0:
+            raise ValueError("sequences, stages, bytes and the ratio of compute are above 0")
+        if min(self.compute, self.latency, self.drafting) < 0:
+            raise ValueError("times are not below 0")
+        if not 1 <= self.committed <= max(1.0, self.guesses):
+            raise ValueError(f"{self.committed} tokens a pass are not what {self.guesses} guesses can give")
+
+
+def autoregressive_time(of: Passes, bandwidth: BytesPerSecond, tokens: float) -> Seconds:
+    """Equation 5: L · (n · t_comp + n · B · D / S + n · t_rtt)."""
+    hop = of.batch * of.hidden / bandwidth
+    return Seconds(tokens * of.stages * (of.compute + hop + of.latency))
+
+
+def speculative_time(of: Passes, bandwidth: BytesPerSecond, tokens: float) -> Seconds:
+    """Equation 6: L / a · (c + n · m · t_comp + n · B · N · D / S + n · t_rtt)."""
+    hop = of.batch * of.guesses * of.hidden / bandwidth
+    stages = of.stages * (of.ratio * of.compute + hop + of.latency)
+    return Seconds(tokens / of.committed * (of.drafting + stages))
+
+
+def break_even_bandwidth(of: Passes) -> BytesPerSecond | None:
+    """Equation 8: speculation pays above S* = B (N - a) D / ((a - 1) t_rtt + (a - m) t_comp - c / n).
+
+    None where the denominator is not above 0: then no bandwidth helps. (The paper prints c / (n · a) in
+    places; the derivation gives c / n.) It is the case of one micro-batch: a full pipeline saves no trip.
+    """
+    saved = (of.committed - 1) * of.latency + (of.committed - of.ratio) * of.compute - of.drafting / of.stages
+    if saved <= 0:
+        return None
+    return BytesPerSecond(of.batch * (of.guesses - of.committed) * of.hidden / saved)
+
+
+def pays(committed: float, with_trees: Seconds, without: Seconds) -> bool:
+    """Architecture §4: whether E[a] / step_spec > 1 / step_auto."""
+    return committed * without > with_trees
