@@ -23,10 +23,11 @@ from bbquic.kv.regions import SlotCompaction
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
+from bbquic.model.sampling import choose
 from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.ledger import Ledger
 from bbquic.runtime.placement import CompactionPolicy, Placement
-from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
+from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree, WireSampling
 from bbquic.runtime.stage import ModelWorker, stage_errors
 
 CAPACITY, TIERS = 48, (144, 96)  # three slots in one tier, two in the other
@@ -202,6 +203,34 @@ def test_at_each_accepted_node_comes_the_token_of_the_reference(
         slots = random.Random(seed).sample(list(WHERE.slots()), 5)
         sequences = [Drafting(slot, *answer) for slot, answer in zip(slots, answers, strict=True)]
         drive(workers, policy, sequences, random.Random(seed))
+
+
+def test_a_sampled_tree_has_at_each_node_the_token_that_a_plain_row_has_there(tiny: Path) -> None:
+    how = WireSampling(1.5, 1.0, 0, 77)
+
+    def run(worker: ModelWorker, ledger: Ledger[None], step: int, row: Row, tokens: list[int]) -> list[int]:
+        ids = np.array(tokens, dtype="<i4").tobytes()
+        (due,) = ledger.admit(PackHeader("0" * 16, 0, 0, step, WHERE.numbers, (row,), ids), None)
+        staged = worker.stage_in(due.pack, b"", due.placement)
+        return list(worker.stage_out(due.pack, worker.compute(due.pack, staged, due.copies)).tokens or ())
+
+    prompt = [9, 30, 41, 7]
+    plain, drafting = (
+        (workers_of(tiny, 1, 0)[0], Ledger[None](tiers=TIERS, micro_batches=1, depth=1)) for _ in range(2)
+    )
+    answer = run(*plain, 1, Row(0, 1, 0, 4, True, how), prompt)
+    for place in range(4):
+        answer += run(*plain, 2 + place, Row(0, 1, 4 + place, 1, True, how), answer[-1:])
+    assert run(*drafting, 1, Row(0, 1, 0, 4, True, how), prompt) == answer[:1]
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, 3:]
+    assert choose(logits, [how.plain()] * 5, range(4, 9)) == answer
+    wrong = (answer[1] + 1) % 300
+    tree = Tree((0, 1, 2, 5, 6), (0, 0, 0, 2, 5))
+    row = Row(0, 1, 4, 5, True, how, tree)
+    got = run(*drafting, 2, row, [answer[0], wrong, answer[1], answer[2], answer[3]])
+    assert [got[place] for place in (0, 2, 3, 4)] == answer[1:]
 
 
 def test_the_thread_that_moves_cells_ends_with_its_worker(tiny: Path) -> None:
