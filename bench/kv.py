@@ -1,17 +1,22 @@
 """The KV store: what a split between device and host costs, attention against dense, compaction, memory.
 
 `python -m bench.kv [--only alpha,attention,...] [--rounds N] [--quick] [--bars]`. Blocks are of
-SmolLM2-135M's shapes with random weights; nothing is fetched. METHODOLOGY.md says what the figures mean.
+SmolLM2-135M's shapes with random weights; for its memory the model itself is loaded. METHODOLOGY.md says
+what the figures mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +28,8 @@ from bbquic.kv.regions import Regions
 from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
+from bbquic.model.fetch import fetch_model
+from bbquic.model.registry import user_cache
 from bbquic.model.spec import build_config, spec_for_type
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.placement import CompactionPolicy, Placement, place
@@ -31,7 +38,8 @@ from bbquic.runtime.ranges import aligned
 from bbquic.runtime.rehearsal import decode_rows, rehearsal
 from bbquic.runtime.stage import ModelWorker
 from bench.common import append_result, median, print_bars, spread
-from bench.gpu_check import offloading
+from bench.gpu_check import MODEL, offloading
+from bench.kv_memory import a_tiny_model
 
 FIELDS: Mapping[str, Any] = {  # SmolLM2-135M's
     "model_type": "llama",
@@ -64,6 +72,7 @@ class Size:
     rows: int
     context: int
     rounds: int
+    is_small: bool = False
 
     @property
     def capacity(self) -> int:
@@ -260,10 +269,35 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return found[50], found[-51]
 
 
+# Memory.
+
+
+def measure_memory(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
+    """Either half of a model in a process of its own, beside what a planner counts for it."""
+    details: dict[str, Any] = {}
+    reserved, peak = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        model = a_tiny_model(Path(folder)) if size.is_small else fetch_model(MODEL, user_cache(), print).path
+        for place, name in enumerate(("first",) if size.is_small else ("first", "last")):
+            arguments = [str(model), str(place), str(size.rows), str(size.context)]
+            command = [sys.executable, "-m", "bench.kv_memory", *arguments]
+            output = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300).stdout
+            one = details[name] = json.loads(output)
+            held = one["weights"] + one["kv"]
+            reserved.append(one["reserved"] / held)
+            peak.append(one["peak"] / (held + one["workspace"] + one["buffers"]))
+            print(
+                f"memory of the {name} stage: {one['reserved'] / 1e6:.1f} MB of weights and KV, "
+                f"{reserved[-1]:.3f} of what is counted; at most {one['peak'] / 1e6:.1f} MB, {peak[-1]:.3f}"
+            )
+    return {"memory_error": max(abs(one - 1) for one in reserved), "memory_peak": max(peak)}, details
+
+
 PARTS: Mapping[str, Callable[[Size], tuple[dict[str, float], dict[str, Any]]]] = {
     "alpha": measure_alpha,
     "attention": measure_attention,
     "compaction": measure_compaction,
+    "memory": measure_memory,
 }
 
 
@@ -276,7 +310,9 @@ def main() -> int:
     parser.add_argument("--bars", action="store_true", help="check against bars.toml; exit 1 when short")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    size = Size({**FIELDS, **SMALL}, 8, 60, 2) if args.quick else Size(FIELDS, ROWS, CONTEXT, args.rounds)
+    size = (
+        Size({**FIELDS, **SMALL}, 8, 60, 2, True) if args.quick else Size(FIELDS, ROWS, CONTEXT, args.rounds)
+    )
     measured: dict[str, float] = {}
     details: dict[str, Any] = {}
     for part in args.only.split(","):
