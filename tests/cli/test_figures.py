@@ -118,6 +118,7 @@ JOB = JobStatistics(
     skipped=10,
     total=1000,
     prompt_tokens=12_345,
+    shared_tokens=9_876,
     generated_tokens=45_678,
     tokens_per_second=130.2,
     decode_tokens_per_second=38.21,
@@ -150,7 +151,7 @@ def test_a_summary_counts_failures_by_code_and_says_how_to_go_on() -> None:
     assert summary_lines(JOB, "answers.jsonl") == [
         "answered 400 of 1,000 lines, 10 had their record before, 2 failed (1 duplicate_id, 1 invalid_json), "
         "in 2 min 10 s",
-        "12,345 prompt tokens, 45,678 generated: 351 tok/s",
+        "12,345 prompt tokens (9,876 of them shared), 45,678 generated: 351 tok/s",
         "answers: answers.jsonl",
         "unfinished: 588 left; run the same command again to go on",
     ]

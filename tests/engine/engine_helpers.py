@@ -160,6 +160,7 @@ async def serve(
     *,
     pace: Callable[[SchedulerOptions], Pace] | None = None,
     start: int | None = None,
+    shares_prefixes: bool = True,
     during: Callable[[Coordinator, Scheduler], Coroutine[Any, Any, None]] | None = None,
 ) -> tuple[dict[int, Completion], Scheduler]:
     """A run without files, which a test may look into, steer and disturb; completions by line."""
@@ -185,6 +186,7 @@ async def serve(
             how.prefill_tokens,
             depth=plan.depth,
             start=start,
+            shares_prefixes=shares_prefixes,
         )
         scheduler = Scheduler(options, pace(options) if pace else None)
         coordinator = Coordinator(

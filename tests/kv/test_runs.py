@@ -44,7 +44,7 @@ def row_in(draw: st.DrawFn, slot: int) -> RowSpan:
     return RowSpan(slot, compact + len(tail), count, Layout(compact, start, tail, parents))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     data=st.data(),
     strips=st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any),

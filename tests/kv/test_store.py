@@ -185,5 +185,5 @@ def a_path(data: st.DataObject, tree: Tree) -> tuple[int, ...]:
         path.append(data.draw(st.sampled_from(children)))
 
 
-StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=16, deadline=None)
 TestStore = StoreMachine.TestCase

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 
-from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.kv.ranges import SlotCopy, SlotRange, Tiers
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.ledger import Due, Ledger
 from bbquic.runtime.protocol import PackHeader
@@ -39,10 +39,12 @@ class Letters:
         return ""
 
 
-def make_sequence(line: int, prompt: int, max_tokens: int, stop: tuple[str, ...] = ()) -> Sequence:
-    """A sequence whose first token tells its line."""
+def make_sequence(
+    line: int, prompt: int, max_tokens: int, stop: tuple[str, ...] = (), head: tuple[int, ...] = ()
+) -> Sequence:
+    """A sequence whose first token behind `head` tells its line."""
     tokens = (1000 + line, *(1 + (line + place) % 500 for place in range(1, prompt)))
-    request = Request(line, tokens, max_tokens, Sampling(), stop)
+    request = Request(line, head + tokens, max_tokens, Sampling(), stop)
     return Sequence(request, ends=frozenset({END}), text=Letters())
 
 
@@ -52,11 +54,11 @@ def next_token(held: tuple[int, ...]) -> int:
     return END if mixed < 50 else mixed
 
 
-def alone(line: int, prompt: int, max_tokens: int) -> list[int]:
-    """What a sequence answers when nobody else is there."""
-    held = list(make_sequence(line, prompt, max_tokens).request.tokens)
+def alone(request: Request) -> list[int]:
+    """What is answered when nobody else is there."""
+    held = list(request.tokens)
     answer: list[int] = []
-    while len(answer) < max_tokens:
+    while len(answer) < request.max_tokens:
         token = next_token(tuple(held))
         answer.append(token)
         held.append(token)
@@ -84,18 +86,19 @@ class SimulatedStage:
     """Applies what its ledger lets through; a cell is (generation, token)."""
 
     def __init__(self, options: SchedulerOptions, known: dict[int, list[int]]) -> None:
+        """`known`: all tokens of a sequence, by the generation of its slot."""
         self.ledger: Ledger[Trip] = Ledger(
             tiers=options.tiers, micro_batches=options.micro_batches, depth=options.depth
         )
         self.busy_until = 0.0
-        self.copied = self.renamed = self.between_tiers = 0
+        self.copied = self.renamed = self.kept = self.between_tiers = 0
         self._cells: list[tuple[int, int] | None] = [None] * sum(options.tiers)
         self._known = known
 
     def compute(self, due: Due[Trip]) -> list[int]:
         """The tokens for rows that want one. Fails where a row sees another token than its own."""
         pack, place, answers = due.load.pack, 0, []
-        copies = {copy.target_slot: copy for copy in due.copies}
+        copies = {copy.target_slot: copy for copy in due.copies if isinstance(copy, SlotCopy)}
         for move in pack.moves:
             copy = copies.pop(move.target, None)  # none: the slot stays where it is under another name
             target = pack.range.cells(move.target)
@@ -107,6 +110,9 @@ class SimulatedStage:
             assert all(cell is not None and cell[0] == move.generation for cell in held)
             moved = [(move.target_generation, cell[1]) for cell in held if cell is not None]
             self._cells[target.start : target.start + move.count] = moved
+            if move.keeps:
+                self.kept += 1
+                continue
             self.copied += copy is not None
             self.renamed += copy is None
         assert not copies
@@ -119,7 +125,7 @@ class SimulatedStage:
             seen = self._cells[first:stop]
             assert all(cell is not None and cell[0] == row.generation for cell in seen)
             text = [cell[1] for cell in seen if cell is not None]
-            assert text == self._known[text[0]][: len(text)]
+            assert text == self._known[row.generation][: len(text)]
             if row.wants_token:
                 answers.append(next_token(tuple(text)))
         assert place == len(pack.tokens)
@@ -138,13 +144,15 @@ class Chaos:
 
 @dataclass
 class Pipeline:
-    """Runs a job's lines to their end; `jobs` are (prompt, max_tokens) of each."""
+    """Runs a job's lines to their end; `jobs` are (prompt, max_tokens) of each, and `heads` what they begin
+    with, in turn."""
 
     scheduler: Scheduler
     options: SchedulerOptions
     jobs: Items[tuple[int, int]]
     rng: random.Random
     chaos: Chaos = field(default_factory=Chaos)
+    heads: Items[tuple[int, ...]] = ((),)
     delay: float = 1.0  # mean of a message's time on its way
     price: tuple[float, float] = (0.5, 0.05)  # of a pack in a stage: by itself, and for each token
     done: list[Completion] = field(default_factory=list)
@@ -152,6 +160,8 @@ class Pipeline:
     counts: set[int] = field(default_factory=set)  # of micro-batches with a share
     copied: int = 0  # moves by the first stage, of all epochs
     renamed: int = 0
+    kept: int = 0  # beginnings that were shared
+    sent: int = 0  # tokens in packs
     between_tiers: int = 0  # of those copied
     ranges: set[tuple[int, SlotRange]] = field(default_factory=set)  # of packs, and how many there were then
     taken: list[int] = field(default_factory=list)  # slots, at each event at which more sequences waited
@@ -159,16 +169,21 @@ class Pipeline:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self._known = {1000 + line: self._all_tokens(line) for line in range(len(self.jobs))}
+        lines = [self._sequence(line).request for line in range(len(self.jobs))]
+        self._answers = [alone(request) for request in lines]
+        self._texts = [
+            [*request.tokens, *answer] for request, answer in zip(lines, self._answers, strict=True)
+        ]
+        self._known: dict[int, list[int]] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._offered = 0
         self._waiting_rows: Counter[int] = Counter()
         self._renew()
 
-    def _all_tokens(self, line: int) -> list[int]:
-        prompt = make_sequence(line, *self.jobs[line]).request.tokens
-        return [*prompt, *alone(line, *self.jobs[line])]
+    def _sequence(self, line: int) -> Sequence:
+        prompt, max_tokens = self.jobs[line]
+        return make_sequence(line, prompt, max_tokens, head=self.heads[line % len(self.heads)])
 
     def _note(self) -> None:
         self.counts.add(self.scheduler.micro_batches)
@@ -178,6 +193,7 @@ class Pipeline:
     def _count_moves(self) -> None:
         self.copied += self.stages[0].copied
         self.renamed += self.stages[0].renamed
+        self.kept += self.stages[0].kept
         self.between_tiers += self.stages[0].between_tiers
 
     def _new_stage(self, place: int) -> SimulatedStage:
@@ -210,7 +226,7 @@ class Pipeline:
 
     def _check_completions(self) -> None:
         for one in self.done:
-            expected = alone(one.line, *self.jobs[one.line])
+            expected = self._answers[one.line]
             assert one.generated == len(expected)
             assert list(one.tokens) == [token for token in expected if token != END]
             assert one.finish_reason == ("stop" if expected[-1] == END else "length")
@@ -219,7 +235,7 @@ class Pipeline:
         while self._offered < len(self.jobs) and self.scheduler.room:
             if self._events and self.rng.random() < 0.5:
                 return
-            self.scheduler.offer(make_sequence(self._offered, *self.jobs[self._offered]))
+            self.scheduler.offer(self._sequence(self._offered))
             self._offered += 1
             if self._offered == len(self.jobs):
                 self.scheduler.close()
@@ -236,6 +252,7 @@ class Pipeline:
         flying = self.scheduler.in_flight()
         self._check_launch(pack, flying)
         self.most_in_flight = max(self.most_in_flight, len(flying))
+        self.sent += len(pack.tokens)
         trip = Trip(pack, self.now)
         self._deliver(partial(self._arrive, 0, trip))
 
@@ -249,7 +266,9 @@ class Pipeline:
         assert not any(
             one.range.overlaps(pack.range) for one in flying if one.micro_batch != pack.micro_batch
         )
+        lines = {(batch, slot): one.request.line for batch, slot, one in self.scheduler.seats()}
         for row in pack.rows:
+            self._known[row.generation] = self._texts[lines[pack.micro_batch, row.slot]]
             assert not self._waiting_rows[row.generation], "a sequence with a token to come has no more rows"
             self._waiting_rows[row.generation] += row.wants_token
 

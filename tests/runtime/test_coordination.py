@@ -31,6 +31,7 @@ from bbquic.runtime.cluster import StageLink
 from bbquic.runtime.coordination import (
     GROUP,
     GROUP_BYTES,
+    CoordinateHeader,
     OutcomesHeader,
     RequestsHeader,
     WireCompletion,
@@ -398,3 +399,17 @@ def test_sums_of_other_stages_are_refused() -> None:
     none, one = LoopStatistics.none(STAGES), LoopStatistics.none(STAGES[:1])
     with pytest.raises(ValueError, match="sums of 1 stages are not those of 2"):
         LoopStatistics(none.stages, one.sums)
+
+
+def test_more_tokens_shared_than_there_were_are_refused() -> None:
+    none = LoopStatistics.none(STAGES)
+    with pytest.raises(ValueError, match="of 3 prompt tokens 4 cannot be shared"):
+        LoopStatistics(none.stages, none.sums, prompt_tokens=3, shared_tokens=4)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_coordinator_elsewhere_is_told_how_to_work(shares: bool) -> None:
+    plan = PlanHeader(JOB, 0, "tiny", "float32", STAGES, (64, 32), 2, 3, Manifest("tiny", {}, "", {}))
+    work = SchedulerOptions(2, 5, (64, 32), 17, 9, 3, 1, shares_prefixes=shares)
+    header = CoordinateHeader.of(plan, work, frozenset({2}), CoordinatorOptions())
+    assert decode_header_untrusted(CoordinateHeader, encode_header(header)).work(plan) == work

@@ -199,7 +199,7 @@ def test_a_move_is_made_once_its_source_is_whole_whatever_comes_first(order: lis
         pytest.param(moving(move(micro_batch=2)), "no such micro-batch", id="from nowhere"),
         pytest.param(moving(move(), move(target=0)), "moves a slot twice", id="one source twice"),
         pytest.param(moving(move(), move(slot=1)), "moves a slot twice", id="one target twice"),
-        pytest.param(moving(move(target=0), where=(8, 2, 16)), "of its own source", id="to half of its own"),
+        pytest.param(moving(move(target=0), where=(8, 2, 16)), "moves write to", id="to half of its own"),
         pytest.param(moving(move(), first=2), "the row begins at 2", id="a row that does not continue it"),
         pytest.param(moving(move(target=0)), "holds 0 tokens", id="a row of another slot"),
     ],
@@ -214,6 +214,99 @@ def test_a_move_that_contradicts_what_is_stored_is_refused_and_changes_nothing(
         ledger.admit(bad, None)
     (due,) = ledger.admit(moving(move()), None)
     assert len(due.copies) == 1
+
+
+def keeping(first: int = 2, where: tuple[int, int, int] = TO, **changes: int) -> PackHeader:
+    return moving(move(**({"count": 2} | changes), keeps=True), first=first, where=where)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        pytest.param(keeping(generation=4), "holds 3 tokens of generation 5", id="another generation"),
+        pytest.param(keeping(count=4, first=4), "holds 3 tokens", id="more tokens than are there"),
+        pytest.param(keeping(slot=1), "holds 0 tokens", id="an empty slot"),
+        pytest.param(keeping(target=2), "does not fit", id="beyond the range"),
+        pytest.param(keeping(target_generation=0), "generation 0", id="an old generation"),
+        pytest.param(keeping(micro_batch=0, step=1), "waits for itself", id="of its own step"),
+        pytest.param(keeping(micro_batch=0, step=0), "another range", id="from a range it has not"),
+        pytest.param(keeping(first=3), "the row begins at 3", id="a row that does not continue it"),
+        pytest.param(keeping(where=(0, 2, 16), target=0), "moves write to", id="to its own cells"),
+        pytest.param(keeping(where=(8, 2, 16), target=0), "moves write to", id="to half of them"),
+        pytest.param(
+            moving(move(count=2, keeps=True), move(target=0)), "moves a slot twice", id="and emptied as well"
+        ),
+        pytest.param(
+            moving(move(count=2, keeps=True), move(count=2, keeps=True)),
+            "moves a slot twice",
+            id="one target",
+        ),
+    ],
+)
+def test_a_move_that_keeps_its_source_is_refused_where_it_contradicts_what_is_stored(
+    bad: PackHeader, why: str
+) -> None:
+    ledger: Ledger[None] = Ledger(tiers=(64,), micro_batches=2, depth=4)
+    for step in (1, 2, 3):
+        ledger.admit(source_step(step), None)
+    with pytest.raises(RemoteProtocolError, match=why):
+        ledger.admit(bad, None)
+    two = moving(move(count=2, keeps=True), move(count=1, keeps=True, target=0), first=2)
+    (due,) = ledger.admit(two, None)
+    there = [SlotRange.of(*numbers) for numbers in (FROM, TO)]
+    assert due.copies == (SlotCopy(there[0], 0, there[1], 1, 2), SlotCopy(there[0], 0, there[1], 0, 1))
+    assert ledger.admit(source_step(4), None), "the source goes on"
+
+
+def own(
+    *moves: Move, rows: tuple[Row, ...], step: int = 2, where: tuple[int, int, int] = (0, 3, 16)
+) -> PackHeader:
+    return PackHeader(JOB, 0, 0, step, where, rows, moves=moves)
+
+
+def kept(slot: int = 0, target: int = 1, count: int = 3, generation: int = 1, step: int = 1) -> Move:
+    return Move(0, slot, generation, step, target, 7, count, keeps=True)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        pytest.param(own(kept(step=2), rows=(row(1, 7, 3),)), "waits for itself", id="of this very step"),
+        pytest.param(own(kept(count=6), rows=(row(1, 7, 6),)), "holds 5 tokens", id="more than is there"),
+        pytest.param(own(kept(slot=2), rows=(row(1, 7, 3),)), "holds 0 tokens", id="of an empty slot"),
+        pytest.param(
+            own(kept(), rows=(row(1, 7, 3),), where=(0, 2, 32)), "another range", id="in a range cut anew"
+        ),
+        pytest.param(
+            own(kept(target=0), kept(), rows=(row(1, 7, 3),)),
+            "moves write to",
+            id="of a slot that is renewed",
+        ),
+        pytest.param(
+            own(kept(), kept(slot=1, target=2, generation=7), rows=(row(1, 7, 3),)),
+            "holds 1 tokens of generation 1",
+            id="of a slot that this pack fills",
+        ),
+        pytest.param(
+            own(kept(), kept(slot=1, target=2, count=1), rows=(row(1, 7, 3),)),
+            "moves write to",
+            id="of a slot that this pack overwrites",
+        ),
+        pytest.param(own(kept(target=0), rows=(row(0, 7, 5),)), "holds 3 tokens", id="behind what is kept"),
+    ],
+)
+def test_a_slot_of_the_same_micro_batch_may_be_shared_or_kept_for_the_next_and_nothing_else(
+    bad: PackHeader, why: str
+) -> None:
+    ledger: Ledger[None] = Ledger(tiers=(64,), micro_batches=1, depth=4)
+    ledger.admit(PackHeader(JOB, 0, 0, 1, (0, 3, 16), (row(count=5), row(slot=1))), None)
+    with pytest.raises(RemoteProtocolError, match=why):
+        ledger.admit(bad, None)
+    (due,) = ledger.admit(own(kept(), rows=(row(first=5), row(1, 7, 3))), None)
+    where = due.pack.slot_range
+    assert due.copies == (SlotCopy(where, 0, where, 1, 3),)
+    (due,) = ledger.admit(own(kept(target=0), rows=(row(0, 7, 3),), step=3), None)
+    assert due.copies == (), "it lies where it is wanted"
 
 
 def test_moves_that_wait_for_one_another_are_held_and_no_more_than_the_depth() -> None:
@@ -289,6 +382,22 @@ def test_a_row_that_does_not_fit_the_tree_before_it_is_refused_and_changes_nothi
     assert ledger.admit(pack_of(3, (tree_row(5, (0,), None),)), None), "the honest one still goes on"
     again = after_a_tree()
     assert again.admit(pack_of(3, (Row(0, 2, 0, 1, True, None),)), None), "another sequence may have the slot"
+
+
+@pytest.mark.parametrize(("count", "fits"), [(4, True), (5, False)])
+def test_of_a_slot_with_a_tree_only_what_lies_in_its_place_is_shared(count: int, fits: bool) -> None:
+    ledger = after_a_tree()
+    shared = Move(0, 0, 1, 2, 1, 7, count, keeps=True)
+    pack = pack_of(3, (row(1, 7, count), tree_row(6, (0, 3), None)))
+    pack = msgspec.structs.replace(pack, moves=(shared,))
+    if not fits:
+        with pytest.raises(RemoteProtocolError, match="holds 4 tokens"):
+            ledger.admit(pack, None)
+        return
+    (due,) = ledger.admit(pack, None)
+    where = pack.slot_range
+    assert due.copies[0] == SlotCopy(where, 0, where, 1, 4)
+    assert ledger.admit(pack_of(4, (row(0, 1, 7), row(1, 7, 5))), None), "both go on"
 
 
 def test_a_slot_moves_with_its_tree_and_without_its_holes() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from pipeline_simulation import (
     noted,
 )
 
-from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
+from bbquic.kv.ranges import CELL_ALIGNMENT, SlotCopy, SlotRange
 from bbquic.runtime.ledger import Due
 from bbquic.runtime.losses import gone_with, must_wait
 from bbquic.runtime.protocol import Lost, Move, PackHeader, Row, TokensHeader
@@ -32,6 +33,7 @@ from bbquic.runtime.seats import Flight, MicroBatch, Seat
 from paces import FixedPace, RandomPace
 
 WRONG = 998  # what a row becomes whose KV is not there; no answer has it
+SHARED = tuple(range(2000, 2044))  # what prompts begin with
 Fails = Callable[[int, Pack], bool]  # whether a stage has no memory for a pack
 
 
@@ -49,17 +51,21 @@ class LossyStage(SimulatedStage):
         super().__init__(pipeline.options, pipeline.known)
         self.fails = partial(fails, place)
         self.name = f"node-{place}"
-        self._gone: set[int] = set()  # generations
+        self._gone: dict[int, int] = {}  # generations, and how many of their tokens are there
 
     def take(self, due: Due[Trip]) -> tuple[Lost | None, list[int]]:
         trip, pack = due.load, due.load.pack
         assert isinstance(trip, LossyTrip)
-        self._gone |= {move.target_generation for move in pack.moves if move.generation in self._gone}
+        for move in pack.moves:
+            if move.count > (good := self._gone.get(move.generation, move.count)):
+                self._gone[move.target_generation] = good
         lost = trip.lost
         if lost is None and self.fails(pack):
             lost = Lost(self.name, "0-0", "out_of_memory", f"{self.name} has none left")
         if lost is not None:
-            self._gone |= {row.generation for row in pack.rows}
+            for row in pack.rows:
+                good = 0 if row.slot in {move.target for move in pack.moves} else row.first
+                self._gone[row.generation] = min(good, self._gone.get(row.generation, good))
             return lost, []
         return None, self._tokens(due)
 
@@ -73,8 +79,10 @@ class LossyStage(SimulatedStage):
                 rows.append(row)
                 tokens += pack.tokens[place : place + row.count]
             place += row.count
-        moves = [one for one in pack.moves if one.target_generation not in self._gone]
-        copies = [one for one in due.copies if one.target_slot in {move.target for move in moves}]
+        good_cells = [(one, self._gone.get(one.target_generation, one.count)) for one in pack.moves]
+        moves = [msgspec.structs.replace(one, count=count) for one, count in good_cells if count]
+        targets = {move.target for move in moves}
+        copies = [one for one in due.copies if isinstance(one, SlotCopy) and one.target_slot in targets]
         sound = replace(pack, rows=tuple(rows), tokens=tuple(tokens), moves=tuple(moves))
         good = iter(self.compute(Due(due.pack, replace(due.load, pack=sound), tuple(copies))))
         return [next(good) if row in rows else WRONG for row in pack.rows if row.wants_token]
@@ -149,7 +157,7 @@ def any_options(draw: st.DrawFn) -> SchedulerOptions:
     return SchedulerOptions(
         micro_batches=micro_batches,
         slots=micro_batches + draw(st.integers(0, 8)),
-        tiers=(CELL_ALIGNMENT * draw(st.integers(7, 60)),),
+        tiers=(CELL_ALIGNMENT * draw(st.integers(9, 60)),),
         prefill_tokens=draw(st.integers(1, 64)),
         look_ahead=draw(st.integers(1, 12)),
         depth=draw(st.integers(1, 5)),
@@ -168,11 +176,13 @@ def run_lossy(
     restless: float | None,
     preempt: float = 0.0,
     delay: float = 1.0,
+    heads: list[tuple[int, ...]] | None = None,
 ) -> LossyPipeline:
     rng = random.Random(seed)
     scheduler = Scheduler(options, None if restless is None else RandomPace(rng, options, restless))
     chaos = Chaos(repeat=0.1, preempt=preempt)
-    pipeline = LossyPipeline(scheduler, options, jobs, rng, chaos, delay=delay, fails=fails)
+    heads = heads or [()]
+    pipeline = LossyPipeline(scheduler, options, jobs, rng, chaos, heads, delay=delay, fails=fails)
     pipeline.run()
     return pipeline
 
@@ -186,6 +196,7 @@ def run_lossy(
     restless=st.sampled_from([None, 0.02, 0.3]),
     preempt=st.sampled_from([0.0, 0.02]),
     delay=st.sampled_from([0.01, 1.0, 20.0]),
+    heads=st.lists(st.sampled_from([(), SHARED, SHARED[:36]]), max_size=3),
 )
 def test_whatever_is_lost_wherever_every_line_is_answered_right_or_has_its_error_once(
     options: SchedulerOptions,
@@ -195,10 +206,11 @@ def test_whatever_is_lost_wherever_every_line_is_answered_right_or_has_its_error
     restless: float | None,
     preempt: float,
     delay: float,
+    heads: list[tuple[int, ...]],
 ) -> None:
     """A token that rests on what was lost is a wrong one, and no answer has it, whatever overtakes what."""
     draw = random.Random(seed + 1)
-    run_lossy(options, jobs, seed, lambda place, pack: draw.random() < often, restless, preempt, delay)
+    run_lossy(options, jobs, seed, lambda place, pack: draw.random() < often, restless, preempt, delay, heads)
 
 
 @settings(max_examples=40)
@@ -278,8 +290,8 @@ def test_decode_rows_beside_a_lost_chunk_are_read_again_and_not_blamed() -> None
 
 def test_who_copies_from_what_is_lost_is_lost_too_and_who_copied_before_is_not() -> None:
     """The first row of slot 0 is good, its second one lost: with it goes a copy of both, and one of that."""
-    batches = [MicroBatch(index, 0, 64) for index in range(2)]
     where = SlotRange.of(0, 4, 16)
+    batches = [MicroBatch(index, range=where) for index in range(2)]
 
     def fly(micro_batch: int, step: int, row: Row, *moves: Move) -> Flight:
         seat = Seat(make_sequence(0, 4, 4), row.generation)
@@ -291,8 +303,8 @@ def test_who_copies_from_what_is_lost_is_lost_too_and_who_copied_before_is_not()
     fly(0, 3, Row(1, 2, 8, 1, True, None), Move(0, 0, 1, 2, 1, 2, 8, keeps=True))
     fly(1, 1, Row(0, 3, 4, 1, True, None), Move(0, 0, 1, 1, 0, 3, 4, keeps=True))
     pending = Seat(make_sequence(1, 4, 4), 4, move=Move(0, 1, 2, 3, 1, 4, 8, keeps=True))
-    batches[1].slots = [None, pending]
-    assert gone_with(batches, lost) == {(0, 0, 1), (0, 1, 2), (1, 1, 4)}
+    batches[1].slots = {1: pending}
+    assert set(gone_with(batches, lost)) == {(0, 0, 1), (0, 1, 2), (1, 1, 4)}
     assert must_wait(batches, batches[0].flights[3])
     assert not must_wait(batches, batches[1].flights[1])
 

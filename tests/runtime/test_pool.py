@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bbquic.runtime.pool import EACH, SMALLEST, BufferPool, Lease
+from bbquic.units import Bytes
 
 
 class Reader:
@@ -59,3 +61,19 @@ def test_what_nobody_reads_is_free_at_once() -> None:
     for _ in range(10):
         pool.give_back(pool.take(100))
     assert (pool.buffers, pool.taken) == (1, 10)
+
+
+def test_a_buffer_that_there_was_no_memory_for_is_none_of_them() -> None:
+    room = [False] * 10 + [True] * EACH
+
+    def allocate(size: Bytes) -> bytearray:
+        if not room.pop(0):
+            raise MemoryError
+        return bytearray(size)
+
+    pool = BufferPool(allocate)
+    for _ in range(10):
+        with pytest.raises(MemoryError):
+            pool.take(1)
+    assert pool.buffers == 0
+    assert len({id(pool.take(1).buffer) for _ in range(EACH)}) == EACH

@@ -132,3 +132,12 @@ def test_a_job_without_a_line_to_answer_has_no_shape(tmp_path: Path) -> None:
         assert job_shape(job_of(tmp_path / "p.jsonl", list(records)), Letters(), 100) is None
     with pytest.raises(JobError, match="cannot read"):
         job_shape(JobFile(tmp_path / "missing"), Letters(), 100)
+
+
+def test_what_prompts_begin_with_in_common_counts_once(tmp_path: Path) -> None:
+    """Ten share 60 tokens, the last is the same as the first but for its last token."""
+    lines: list[dict[str, Any] | str] = [{"prompt": "s" * 60 + chr(97 + n) * 20} for n in range(10)]
+    lines += [{"prompt": "s" * 60 + "a" * 20}, {"prompt": "t" * 31}, {"prompt": "t" * 31}]
+    shape = shape_of(job_of(tmp_path / "p.jsonl", lines), Letters(), 1000)
+    assert shape.shared == pytest.approx((9 * 60 + 79) / 13)
+    assert shape.read == pytest.approx((80 + 9 * 20 + 1 + 2 * 31) / 13)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -54,10 +56,12 @@ def workers_of(model: Path, stages: int, on_host: int) -> list[ModelWorker]:
     cuts = [directory.blocks * place // stages for place in range(stages + 1)]
     made = []
     for place, (first, stop) in enumerate(pairwise(cuts)):
-        ends = {"embeds": place == 0, "heads": place == stages - 1}
-        names = tensors_for(directory.spec, directory.config, range(first, stop), **ends)
+        embeds, heads = place == 0, place == stages - 1
+        names = tensors_for(directory.spec, directory.config, range(first, stop), embeds=embeds, heads=heads)
         tensors = load_tensors(directory, names, torch.float32, CPU)
-        loaded = StageModel(directory.spec, directory.config, tensors, blocks=range(first, stop), **ends)
+        loaded = StageModel(
+            directory.spec, directory.config, tensors, blocks=range(first, stop), embeds=embeds, heads=heads
+        )
         arena = Arena(
             blocks=range(first, stop),
             tiers=Tiers(TIERS),
@@ -67,7 +71,8 @@ def workers_of(model: Path, stages: int, on_host: int) -> list[ModelWorker]:
             dtype=torch.float32,
             device=CPU,
         )
-        made.append(ModelWorker(Stage(f"node-{place + 1}", first, stop), loaded, arena, **ends))
+        stage = Stage(f"node-{place + 1}", first, stop)
+        made.append(ModelWorker(stage, loaded, arena, embeds=embeds, heads=heads))
     return made
 
 
@@ -197,6 +202,19 @@ def test_at_each_accepted_node_comes_the_token_of_the_reference(
         slots = random.Random(seed).sample(list(WHERE.slots()), 5)
         sequences = [Drafting(slot, *answer) for slot, answer in zip(slots, answers, strict=True)]
         drive(workers, policy, sequences, random.Random(seed))
+
+
+def test_the_thread_that_moves_cells_ends_with_its_worker(tiny: Path) -> None:
+    (worker,) = workers_of(tiny, 1, 0)
+    staged = worker.stage_in(a_pack(1, 0), b"", Placement({}, (SlotCompaction(WHERE, 0, (9,), 8),)))
+    worker.stage_out(a_pack(1, 0), worker.compute(a_pack(1, 0), staged))
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("compaction")]
+    assert threads
+    del worker, staged
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def a_pack(step: int, first: int) -> PackHeader:

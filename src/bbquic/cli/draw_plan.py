@@ -34,11 +34,12 @@ def plan_lines(
 ) -> list[str]:
     """The whole of a plan. `is_assumed`: no prompts file was named."""
     model, job = question.model, question.job
+    shared = f" ({job.shared:.0f} of them shared)" if job.shared >= 0.5 else ""
     lines = [
         f"{model.name} in {question.dtype}, {model.blocks} blocks, on {len(plan.layout.stages)} of "
         f"{len(question.cluster.nodes)} nodes",
         f"job{' (assumed)' if is_assumed else ''}: {job.sequences:,} sequences, prompts of {job.prompt:.0f} "
-        f"tokens, answers of {job.output:.0f}, {job.longest:.0f} at most",
+        f"tokens{shared}, answers of {job.output:.0f}, {job.longest:.0f} at most",
         "",
         *_stage_lines(question, plan),
         "",

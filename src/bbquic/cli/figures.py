@@ -122,7 +122,8 @@ def summary_lines(job: JobStatistics, answers: str, *, resumable: bool = True) -
     lines = [f"{', '.join(counted)}, in {duration(job.elapsed)}"]
     if job.prompt_tokens or job.generated_tokens:
         rate = job.generated_tokens / job.elapsed if job.elapsed > 0 else None
-        tokens = f"{job.prompt_tokens:,} prompt tokens, {job.generated_tokens:,} generated"
+        shared = f" ({job.shared_tokens:,} of them shared)" if job.shared_tokens else ""
+        tokens = f"{job.prompt_tokens:,} prompt tokens{shared}, {job.generated_tokens:,} generated"
         lines.append(f"{tokens}: {token_rate(rate)}")
     if job.first_tokens is not None:
         lines.append(f"time to first token: {first_tokens(job.first_tokens)}")

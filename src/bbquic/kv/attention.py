@@ -33,13 +33,11 @@ class PackedAttention:
         *,
         device: torch.device,
         host: HostAttention | None = None,
-        windows: Sequence[int | None] = (None,),
         compaction: PackCompaction | None = None,
     ) -> None:
         """Rows in pack order; those that each add one token, or a tree, to neighbouring slots are computed
-        together. Masks for `windows` are made now, others when a block first asks for them. `host` computes
-        what lies in host memory beside a GPU. What `compaction` has to move in a block is moved once the
-        block's attention has been issued.
+        together. `host` computes what lies in host memory beside a GPU. What `compaction` has to move in a
+        block is moved once the block's attention is issued.
 
         Raises: ValueError when a row leaves its slot or the range.
         """
@@ -60,11 +58,10 @@ class PackedAttention:
             self.offloaded = OffloadedRows.of(host_runs, where, device)
         self._places = _places(rows, here, device)
         self._host_places = _places(rows, there, device)
-        for window in windows:
-            for run in self.runs:
-                run.prepare(window)
-            if self.offloaded is not None:
-                self.offloaded.prepare(window)
+        for run in self.runs:
+            run.prepare()
+        if self.offloaded is not None:
+            self.offloaded.prepare()
 
     @property
     def tensors(self) -> list[torch.Tensor]:

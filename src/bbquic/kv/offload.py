@@ -102,10 +102,10 @@ class OffloadedRows:
         """What is held on the device."""
         return [tensor for chunk in self.chunks for tensor in chunk.near.tensors]
 
-    def prepare(self, window: int | None) -> None:
-        """Make the masks of a window, None without one, so that no block has to."""
+    def prepare(self) -> None:
+        """Make the masks without a window, so that no block has to."""
         for run in (*self.runs, *(chunk.near for chunk in self.chunks)):
-            run.prepare(window)
+            run.prepare()
 
 
 def _is_chunk(run: Run) -> bool:

@@ -49,9 +49,9 @@ class Run:
         """What it holds on its device by now."""
         return [*self._at, *(mask for mask in self._masks.values() if mask is not None)]
 
-    def prepare(self, window: int | None) -> None:
-        """Make the mask of a window, None without one, so that no block has to."""
-        self._mask(window, 1)
+    def prepare(self) -> None:
+        """Make the mask without a window, which nearly every model uses: so no block has to."""
+        self._mask(None, 1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put the run's keys and values `[tokens, kv_heads, head_dim]` where they belong."""
@@ -84,7 +84,7 @@ class Run:
         """
         low = first_seen(self.rows, window)
         keys, values = (store[self.slots, :, low : self.stop] for store in (keys, values))
-        if len(self.rows) == 1 and self.width > 1:
+        if _kind(self.rows[0]) == "chunk":
             return self._chunk(q, keys, values, scale, window)
         n, c, (tokens, heads, head_dim) = len(self.rows), self.width, q.shape
         group = heads // keys.shape[1]
@@ -96,13 +96,10 @@ class Run:
             padded = q.new_zeros((n, c, heads, head_dim))
             padded[self._at[0], self._at[1]] = q
             q = padded
-        grouped = q.view(n, c, -1, group, head_dim).permute(
-            0, 2, 3, 1, 4
-        )  # [n, kv_heads, group, c, head_dim]
+        grouped = q.view(n, c, -1, group, head_dim).permute(0, 2, 3, 1, 4)
+        folded = grouped.reshape(n, -1, group * c, head_dim)  # [n, kv_heads, group x c, head_dim]
         mask = self._mask(window, group)
-        out = F.scaled_dot_product_attention(
-            grouped.reshape(n, -1, group * c, head_dim), keys, values, mask, scale=scale
-        )
+        out = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
         out = out.reshape(n, -1, group, c, head_dim).permute(0, 3, 1, 2, 4).reshape(n, c, heads, head_dim)
         return out.reshape(tokens, heads, head_dim) if self._is_even else out[self._at[0], self._at[1]]
 
@@ -114,11 +111,16 @@ class Run:
         scale: float | None,
         window: int | None,
     ) -> torch.Tensor:
+        """One row, whose key heads stand in the batch's place: so its mask is that of one head."""
         mask = self._mask(window, 1)
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=True
-        )
-        return out[0].transpose(0, 1)
+        c, heads, head_dim = q.shape
+        kv_heads, cells = keys.shape[1:3]
+        shape = (kv_heads, heads // kv_heads, cells, head_dim)
+        grouped = q.view(c, *shape[:2], head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, c, head_dim]
+        keys, values = keys[0, :, None].expand(shape), values[0, :, None].expand(shape)  # still views
+        causal = mask is None
+        out = F.scaled_dot_product_attention(grouped, keys, values, mask, is_causal=causal, scale=scale)
+        return out.permute(2, 0, 1, 3).reshape(c, heads, head_dim)
 
     def _mask(self, window: int | None, group: int) -> torch.Tensor | None:
         """`[rows, 1, group x width, cells]`, True where a key is seen.

@@ -131,13 +131,24 @@ class ModelSizes:
 @dataclass(frozen=True, slots=True)
 class JobShape:
     """A prompts file in figures: how many sequences, mean prompt and answer and the longest answer in tokens,
-    and how many tokens of KV a sequence reserves."""
+    and how many tokens of KV a sequence reserves. `shared`: of a prompt, what another one was read with."""
 
     sequences: int
     prompt: float
     output: float
     longest: float
     slot: int
+    shared: float = 0.0
+
+    @property
+    def read(self) -> float:
+        """Tokens of a prompt that are computed, mean."""
+        return self.prompt - self.shared
+
+    @property
+    def read_context(self) -> float:
+        """Keys that each of these attends to, mean."""
+        return (self.prompt + self.shared) / 2
 
 
 COMMAND = "command"  # as the process that was started by hand is called among nodes

@@ -37,7 +37,7 @@ class Load:
 def load_of(job: JobShape, batch: int, micro_batches: int) -> Load:
     """The average pack of a micro-batch: b decode rows, and b · P / s̄ tokens of prompts (architecture §4)."""
     rows = min(batch, job.sequences) / micro_batches
-    return Load(rows, job.prompt + job.output / 2, rows * job.prompt / job.output, job.prompt / 2)
+    return Load(rows, job.prompt + job.output / 2, rows * job.read / job.output, job.read_context)
 
 
 # Compute.

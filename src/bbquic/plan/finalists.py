@@ -61,12 +61,12 @@ def search_job(
 
 
 def sequences(job: JobShape, count: int) -> list[tuple[int, int]]:
-    """`count` prompts and answers in tokens: prompts of the mean, answers spread up to the longest so that
-    their mean is the job's, long and short ones mixed."""
+    """`count` prompts and answers in tokens: prompts of the mean that is read, answers spread up to the
+    longest so that their mean is the job's, long and short ones mixed."""
     power = max(job.longest / job.output - 1, 0.0)
     golden = 0.6180339887498949  # of whose multiples the fractions are spread evenly, however many there are
     shares = ((0.5 + number * golden) % 1.0 for number in range(count))
-    prompt = max(1, round(job.prompt))
+    prompt = max(1, round(job.read))
     return [(prompt, max(1, round(job.longest * share**power))) for share in shares]
 
 

@@ -185,7 +185,7 @@ def job_time(
         for count in sorted(ways_down)
         if count <= active
     )
-    first = _first_prompts(cluster, model, layout, batch * job.prompt, job.prompt / 2, memory.pack_tokens)
+    first = _first_prompts(cluster, model, layout, batch * job.read, job.read_context, memory.pack_tokens)
     return Seconds(first + refilled * steady + longest * tail)
 
 

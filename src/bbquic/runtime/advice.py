@@ -74,7 +74,7 @@ class Advisor:
 
     def _cost(self, question: Question, layout: Layout, rows: int) -> MoveCost:
         job, chunk = question.job, question.options.memory.pack_tokens
-        parts = passage(question.cluster, question.model, layout, PackLoad(0.0, 0.0, chunk, job.prompt / 2))
+        parts = passage(question.cluster, question.model, layout, PackLoad(0.0, 0.0, chunk, job.read_context))
         live = rows * (job.prompt + job.output / 2)
         return MoveCost(self._loads(layout), round(live), chunk / max(part.busy for part in parts))
 

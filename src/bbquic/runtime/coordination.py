@@ -75,6 +75,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat: Duration
     slow: Duration
     stall: Duration
+    shares_prefixes: bool = True
 
     def __post_init__(self) -> None:
         if self.window < self.slots + self.look_ahead:  # else both sides would wait for the other
@@ -105,6 +106,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
             heartbeat=options.heartbeat,
             slow=options.slow,
             stall=options.stall,
+            shares_prefixes=work.shares_prefixes,
         )
 
     def work(self, plan: PlanHeader) -> SchedulerOptions:
@@ -118,6 +120,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
                 look_ahead=self.look_ahead,
                 depth=plan.depth,
                 start=self.start,
+                shares_prefixes=self.shares_prefixes,
             )
         except ValueError as error:
             raise PlanRefused(f"{plan.coordinator} cannot coordinate job {plan.job}: {error}") from None

@@ -76,9 +76,11 @@ class StageActivity:
 
 @dataclass(slots=True)
 class Counters:
-    """Tokens so far: of prompts whose rows were sent, and of answers."""
+    """Tokens so far: of prompts that were read, those shared of them that no row had to carry, and of
+    answers."""
 
     prompt_tokens: int = 0
+    shared_tokens: int = 0
     generated_tokens: int = 0
 
 
@@ -140,6 +142,7 @@ class Coordinator:
             stages=tuple(StageProgress(one.link.stage, one.pulse.report) for one in self.stages),
             sums=observer.sums,
             prompt_tokens=self.counters.prompt_tokens,
+            shared_tokens=self.counters.shared_tokens,
             generated_tokens=self.counters.generated_tokens,
             in_flight_sequences=self._scheduler.live,
             spent=observer.spent,
@@ -208,7 +211,8 @@ class Coordinator:
         message = Message(Kind.ROWS, encode_header(header), background=header.can_wait)
         now = Seconds(asyncio.get_running_loop().time())
         self._launched[pack.micro_batch, pack.step] = (now, pack)
-        self.counters.prompt_tokens += pack.prompt_tokens
+        self.counters.prompt_tokens += pack.prompt_tokens + pack.shared_tokens
+        self.counters.shared_tokens += pack.shared_tokens
         self.observer.launched(header, Bytes(message.size), now)
         self.observer.spend(Seconds(now - began))
         self.observer.leaving(header, await self._links[0].channel.send(message))

@@ -149,10 +149,12 @@ class CudaDevice:
 
     def bring(self, data: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
         size = len(data)
+        tensor = torch.empty(
+            size, dtype=torch.uint8, device=self.torch_device
+        )  # before what is to be given back
         lease = self.pinned_in.take(size)
         staging = lease.buffer[:size]
         staging.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
-        tensor = torch.empty(size, dtype=torch.uint8, device=self.torch_device)
         tensor.copy_(staging, non_blocking=True)
         copied = _event()
         self.pinned_in.give_back(lease, copied)
@@ -171,11 +173,13 @@ class CudaDevice:
             places.append(slice(end, end + len(one)))
             end += -(-len(one) // ALIGNMENT) * ALIGNMENT
         lease = self.pinned_out.take(end)
-        for one, place in zip(flat, places, strict=True):
-            lease.buffer[place].copy_(one, non_blocking=True)
-        _event().synchronize()
-        taken: list[Buffer] = [lease.buffer[place].numpy().tobytes() for place in places]
-        self.pinned_out.give_back(lease)
+        try:
+            for one, place in zip(flat, places, strict=True):
+                lease.buffer[place].copy_(one, non_blocking=True)
+            _event().synchronize()
+            taken: list[Buffer] = [lease.buffer[place].numpy().tobytes() for place in places]
+        finally:
+            self.pinned_out.give_back(lease)
         if time.monotonic() - self._base.at > REBASE:
             self._base = _base()
         return taken

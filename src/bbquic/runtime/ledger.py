@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -80,6 +82,8 @@ class Ledger(Generic[T]):
             index >= len(self._slots) for index in (pack.micro_batch, *(m.micro_batch for m in pack.moves))
         ):
             raise RemoteProtocolError(f"{_name(pack)}: there is no such micro-batch in this plan")
+        if any(move.micro_batch == pack.micro_batch and move.step >= pack.step for move in pack.moves):
+            raise RemoteProtocolError(f"{_name(pack)}: it waits for itself")
         slots, early = self._slots[pack.micro_batch], self._early[pack.micro_batch]
         if pack.step <= slots.step or pack.step in early:
             return []
@@ -120,7 +124,7 @@ class Ledger(Generic[T]):
         slots.range, slots.filled, slots.step = where, filled, pack.step
         for move in pack.moves:
             source = self._slots[move.micro_batch].filled
-            if move.slot in source:  # it is not where the target is in its place
+            if move.slot in source and not move.keeps:  # it is not where the target is in its place
                 source[move.slot] = (move.generation, 0, None)
         return (*copies, *compactions), placement
 
@@ -179,24 +183,27 @@ class Ledger(Generic[T]):
     def _moved(self, pack: PackHeader, where: SlotRange, filled: dict[int, Held]) -> list[Moving]:
         """The pack's moves, checked against both slots, as copies; `filled` has them then.
 
-        One between two names of the same cells needs no copy: that is how ranges are joined and parted. What
-        a slot holds of drafts goes with it, though a move counts tokens only; holes are closed before.
+        One between two names of the same cells needs no copy: that is how ranges are joined and parted, and
+        how a slot's next generation keeps what it begins with. What a slot holds of drafts goes with it where
+        it is emptied, though a move counts tokens only; holes are closed before.
         """
         copies: list[Moving] = []
-        sources = {(move.micro_batch, move.slot) for move in pack.moves}
-        targets = {move.target for move in pack.moves}
-        if min(len(sources), len(targets)) < len(pack.moves):
+        read = Counter((move.micro_batch, move.slot) for move in pack.moves)
+        emptied = any(read[move.micro_batch, move.slot] > 1 for move in pack.moves if not move.keeps)
+        if emptied or len({move.target for move in pack.moves}) < len(pack.moves):
             raise RemoteProtocolError(f"{_name(pack)}: it moves a slot twice")
         for move in pack.moves:
             if move.target not in where or move.count > where.capacity:
                 raise RemoteProtocolError(f"{_name(pack)}: {move} does not fit {where}")
-            source = self._source(pack, move, where)
+        written = sorted(where.cells(move.target).start for move in pack.moves)
+        for move in pack.moves:
+            source = self._source(pack, move, where, written)
             generation, *_ = filled.get(move.target, NOTHING)
             if move.target_generation <= generation:
                 raise RemoteProtocolError(
                     f"{_name(pack)}: {move} goes to slot {move.target}, which is of generation {generation}"
                 )
-            regions = self._slots[move.micro_batch].filled[move.slot][2]
+            regions = None if move.keeps else self._slots[move.micro_batch].filled[move.slot][2]
             if source.cells(move.slot) != where.cells(move.target):
                 if regions is not None:
                     regions, cells, target = regions.squeezed()
@@ -208,22 +215,30 @@ class Ledger(Generic[T]):
             filled[move.target] = (move.target_generation, move.count, regions)
         return copies
 
-    def _source(self, pack: PackHeader, move: Move, where: SlotRange) -> SlotRange:
-        """The range that a move takes from, once it is sure that the slot holds what the move says."""
+    def _source(self, pack: PackHeader, move: Move, where: SlotRange, written: list[int]) -> SlotRange:
+        """The range that a move takes from, once it is sure that the slot holds what the move says and that
+        none of the pack's moves writes there; `written` are the targets' first cells, rising."""
         slots = self._slots[move.micro_batch]
-        if move.micro_batch == pack.micro_batch or slots.range is None:
+        is_own = move.micro_batch == pack.micro_batch
+        if slots.range is None or (is_own and not (move.keeps and where.continues(slots.range))):
             raise RemoteProtocolError(f"{_name(pack)}: {move} is not from another range of the arena")
-        generation, length, _ = slots.filled.get(move.slot, NOTHING)
-        if (generation, length) != (move.generation, move.count):
+        generation, length, regions = slots.filled.get(move.slot, NOTHING)
+        if move.keeps and regions is not None:
+            length = regions.compact  # what is behind lies out of place, or is a draft
+        if generation != move.generation or not (
+            length >= move.count if move.keeps else length == move.count
+        ):
             raise RemoteProtocolError(
                 f"{_name(pack)}: {move} takes from slot {move.slot}, "
                 f"which holds {length} tokens of generation {generation}"
             )
         # a slot that is held was within the arena when its range had it, though the range may end before now
         source = slots.range.holding(move.slot)
-        cells = source.cells(move.slot), where.cells(move.target)
-        if cells[0] != cells[1] and share_cells(*cells):
-            raise RemoteProtocolError(f"{_name(pack)}: {move} goes to cells of its own source")
+        cells, target = source.cells(move.slot), where.cells(move.target)
+        first, stop = (bisect_left(written, cell) for cell in (cells.start - len(target) + 1, cells.stop))
+        stays = cells == target and (not move.keeps or is_own)
+        if written[first:stop] != ([target.start] if stays else []):
+            raise RemoteProtocolError(f"{_name(pack)}: {move} is from cells that the pack's moves write to")
         return source
 
     def _vacate(self, slots: _Slots, taken: list[range]) -> None:

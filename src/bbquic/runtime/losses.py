@@ -32,11 +32,13 @@ def must_wait(batches: Items[MicroBatch], flight: Flight) -> bool:
     return any(not seats.isdisjoint(one.seats) for one in before)
 
 
-def gone_with(batches: Items[MicroBatch], flight: Flight) -> set[_Seat]:
-    """The seats that a lost pack leaves without their KV: those of its rows, and whoever fetches theirs from
-    these, by moves that are on their way or are yet to be made."""
+def gone_with(batches: Items[MicroBatch], flight: Flight) -> dict[_Seat, int]:
+    """The seats that a lost pack leaves without their KV, and how many tokens are still good: those of its
+    rows, and whoever fetches theirs from these, by moves that are on their way or are yet to be made."""
     pack = flight.pack
-    good = {(pack.micro_batch, row.slot, row.generation): row.first for row in pack.rows}  # tokens kept
+    good = {(pack.micro_batch, row.slot, row.generation): row.first for row in pack.rows}
+    for move in pack.moves:  # not made on the stages behind
+        good[pack.micro_batch, move.target, move.target_generation] = 0
     moves = [
         (batch.index, move) for batch in batches for one in batch.flights.values() for move in one.pack.moves
     ]
@@ -48,7 +50,7 @@ def gone_with(batches: Items[MicroBatch], flight: Flight) -> set[_Seat]:
             first = good.get((move.micro_batch, move.slot, move.generation))
             if first is not None and move.count > first:
                 good.setdefault((index, move.target, move.target_generation), first)
-    return set(good)
+    return good
 
 
 def blamed(flight: Flight) -> set[Seat]:

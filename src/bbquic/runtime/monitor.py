@@ -61,9 +61,10 @@ class Monitor:
     ) -> JobStatistics:
         source = self._source
         prompt, generated = seen.prompt_tokens, seen.generated_tokens
-        self._prompt.add(now, prompt - self._seen[0])
+        sent = prompt - seen.shared_tokens
+        self._prompt.add(now, sent - self._seen[0])
         self._generated.add(now, generated - self._seen[1])
-        self._seen = (prompt, generated)
+        self._seen = (sent, generated)
         decode = self._generated.rate(now)
         read = self._prompt.rate(now)
         failed = sum(source.failures.values())
@@ -78,6 +79,7 @@ class Monitor:
             skipped=source.skipped,
             total=self._total,
             prompt_tokens=prompt,
+            shared_tokens=seen.shared_tokens,
             generated_tokens=generated,
             tokens_per_second=None if decode is None or read is None else decode + read,
             decode_tokens_per_second=decode,

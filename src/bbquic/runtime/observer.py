@@ -125,7 +125,8 @@ class LoopObserver:
         """Note which prompts begin with this pack, and give the beginnings of those that it completes."""
         batch, begun = header.micro_batch, self._begun
         for move in header.moves:
-            began = begun.pop((move.micro_batch, move.slot, move.generation), None)
+            moved = (move.micro_batch, move.slot, move.generation)
+            began = now if move.keeps else begun.pop(moved, None)
             if began is not None:
                 begun[batch, move.target, move.target_generation] = began
         complete = []

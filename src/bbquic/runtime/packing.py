@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bbquic.runtime.prefixes import Prefixes
 from bbquic.runtime.protocol import Move, Row, WireSampling
 from bbquic.runtime.seats import Flight, MicroBatch, Pack, Seat
 
@@ -9,14 +10,42 @@ from bbquic.runtime.seats import Flight, MicroBatch, Pack, Seat
 class Packing:
     """A pack in the making; `flight` ends it and puts it on its way."""
 
-    def __init__(self, batch: MicroBatch) -> None:
+    def __init__(self, batch: MicroBatch, prefixes: Prefixes | None) -> None:
+        """`prefixes`: where sequences that begin look for what others have read; None: nowhere."""
         self._batch = batch
+        self._prefixes = prefixes
         self._step = batch.step + 1
         self._rows: list[Row] = []
         self._seats: list[Seat] = []
         self._tokens: list[int] = []
         self._moves: list[Move] = []
         self._prompt_tokens = 0
+        self._shared_tokens = 0
+        self._held: dict[int, int] = {}  # tokens that slots with a row in this pack held before it
+
+    def begin(self, slot: int, seat: Seat, leaving: int | None) -> bool:
+        """Let a sequence without a row begin behind what another slot has of it; False: it waits for more of
+        that. `leaving` is a micro-batch that is to be given up."""
+        if self._prefixes is None:
+            return True
+        shared, waits = self._prefixes.longest(self._batch, slot, seat.sequence, self._held, leaving)
+        if waits:
+            return False
+        if shared is not None:
+            is_own = shared.batch is self._batch  # its own rows of this step come behind the copy
+            seat.move = Move(
+                micro_batch=shared.batch.index,
+                slot=shared.slot,
+                generation=shared.seat.generation,
+                step=min(shared.seat.step, self._step - 1) if is_own else shared.seat.step,
+                target=slot,
+                target_generation=seat.generation,
+                count=shared.count,
+                keeps=True,
+            )
+            shared.batch.readers[shared.slot] += 1
+            self._shared_tokens += seat.sequence.skip(shared.count)
+        return True
 
     def add_row(self, slot: int, seat: Seat, budget: int) -> int:
         """The next row of a sequence, of `budget` tokens at most, and the move it waited for; its size."""
@@ -31,6 +60,11 @@ class Packing:
         if seat.move is not None:
             self._moves.append(seat.move)
             seat.move = None
+        self._held[slot] = first if seat.step else 0
+        if not seat.step:
+            self._batch.residues.pop(slot, None)
+            if self._prefixes is not None:
+                self._prefixes.note(self._batch, slot, seat)
         seat.step = self._step
         return len(tokens)
 
@@ -47,6 +81,7 @@ class Packing:
             tokens=tuple(self._tokens),
             prompt_tokens=self._prompt_tokens,
             moves=tuple(self._moves),
+            shared_tokens=self._shared_tokens,
         )
         batch.step = self._step
         batch.flights[self._step] = flight = Flight(pack, tuple(self._seats), decodes)

@@ -60,8 +60,9 @@ class BufferPool(Generic[B]):
                 del free[place]
                 return lease
         if self._count.get(size, 0) < EACH:
+            lease = Lease(self._allocate(size), size)  # first: there may be no memory for it
             self._count[size] = self._count.get(size, 0) + 1
-            return Lease(self._allocate(size), size)
+            return lease
         assert free, "a lease was not given back"
         lease, reader = free.pop(0)
         if reader is not None:

@@ -51,7 +51,8 @@ class LoopStatistics(Struct, frozen=True, forbid_unknown_fields=True):
 
     stages: Annotated[tuple[StageProgress, ...], Meta(min_length=1, max_length=MAX_STAGES)]
     sums: LoopSums
-    prompt_tokens: Count = 0  # of prompts whose rows were sent
+    prompt_tokens: Count = 0  # of prompts that were read
+    shared_tokens: Count = 0  # of these: copied from other slots, in no row
     generated_tokens: Count = 0
     in_flight_sequences: Count = 0
     spent: Finite = 0.0  # seconds, by the coordinator itself on packs and tokens
@@ -67,6 +68,8 @@ class LoopStatistics(Struct, frozen=True, forbid_unknown_fields=True):
         count = len(self.stages)
         if len(self.sums.stages) != count or len(self.sums.hops) != count + 1:
             raise ValueError(f"sums of {len(self.sums.stages)} stages are not those of {count}")
+        if self.shared_tokens > self.prompt_tokens:
+            raise ValueError(f"of {self.prompt_tokens} prompt tokens {self.shared_tokens} cannot be shared")
         times = () if self.first_tokens is None else (self.first_tokens.median, self.first_tokens.p95)
         if not all(math.isfinite(value) and abs(value) <= _MOST for value in (*_leaves(self.sums), *times)):
             raise ValueError("a sum is not a finite number")

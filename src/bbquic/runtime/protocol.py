@@ -171,8 +171,8 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def can_wait(self) -> bool:
-        """Whether no row of it is a decode row: prompts are read beside answers, not before them."""
-        return not any(row.count == 1 and row.wants_token for row in self.rows)
+        """Whether no row of it is a decode row or a tree: prompts are read beside answers, not before."""
+        return not any(row.wants_token and (row.count == 1 or row.tree) for row in self.rows)
 
 
 class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ class Regrouping:
         if seating.retiring is None:
             return
         left = seating.batches[seating.retiring]
-        if left.live or left.flights or left.leaving:
+        if left.live or left.flights or left.readers:
             return
         below = seating.active[seating.active.index(left) - 1]
         _join_shares(below, left)
@@ -72,7 +72,7 @@ class Regrouping:
             seating.retiring = active[last].index
             self.changes += 1  # an empty one gives up its share when the next micro-batch is asked
         leaving = seating.batches[seating.retiring]
-        if batch is not leaving or not batch.live or batch.leaving:
+        if batch is not leaving or not batch.live or batch.readers:
             return False
         if any(seat.move is not None for seat in batch.slots.values()):
             return False
@@ -184,7 +184,7 @@ class Regrouping:
             if place >= 0:
                 self._reseat(batch, slot, upper, where.number(tier, place))
         staying = [min(strip.slots, half) for strip, half in strips]
-        batch.range = laid_out(batch.shares, where.capacity, 1, staying)
+        batch.shorten(laid_out(batch.shares, where.capacity, 1, staying))
         for slot, _ in reversed(list(batch.seats())):
             if batch.live > upper.live + 1 and upper.free:
                 self._reseat(batch, slot, upper, upper.free[0])
@@ -204,7 +204,8 @@ class Regrouping:
                 target_generation=new.generation,
                 count=old.sequence.computed,
             )
-            source.leaving.add(slot)
+            source.readers[slot] += 1
+            del source.residues[slot]  # the move takes it along
         target.slots[place] = new
         self.moved += 1
         self.changes += 1
@@ -216,7 +217,7 @@ def _bases(below: MicroBatch, above: MicroBatch) -> list[int] | None:
     None where a slot that is taken is none of the other's then, or somebody is about to fetch a slot there.
     """
     lower, upper = below.range, above.range
-    if lower is None or upper is None or below.leaving or lower.capacity != upper.capacity:
+    if lower is None or upper is None or below.readers or lower.capacity != upper.capacity:
         return None
     strips = zip(lower.strips, upper.strips, strict=True)
     found = [divmod(high.offset - low.offset, lower.capacity) for low, high in strips]

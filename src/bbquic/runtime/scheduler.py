@@ -16,6 +16,7 @@ from bbquic.kv.ranges import Tiers
 from bbquic.runtime.losses import MOST_LOST, SMALLER, Notices, blamed, gone_with, must_wait
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
+from bbquic.runtime.prefixes import Prefixes
 from bbquic.runtime.protocol import Lost
 from bbquic.runtime.regrouping import Regrouping
 from bbquic.runtime.request import Completion, Outcome, Unanswerable
@@ -45,6 +46,7 @@ class SchedulerOptions:
     look_ahead: int = 256  # records read ahead, so that like lengths can share a micro-batch
     depth: int = DEPTH  # packs of a micro-batch on their way at most; the plan's, or less
     start: int | None = None
+    shares_prefixes: bool = True  # what prompts begin with in common is read once, and copied
 
     def __post_init__(self) -> None:
         if not 1 <= self.micro_batches <= self.slots:
@@ -68,14 +70,17 @@ class Scheduler:
         )
         self.generated = 0  # tokens of answers
         self.preempted = 0  # sequences whose KV was dropped
+        self.shared = 0  # tokens of prompts that were copied from other slots in place of being read
         self._came: dict[tuple[int, int], Items[int]] = {}  # tokens of steps that rest on others on their way
         self._notices = Notices()
         self._options = options
+        self._prefixes = Prefixes() if options.shares_prefixes else None
         self._seating = Seating(
             micro_batches=options.micro_batches,
             slots=options.slots,
             tiers=Tiers(options.tiers),
             start=options.start,
+            shares_prefixes=options.shares_prefixes,
         )
         self._regrouping = Regrouping(self._seating)
 
@@ -177,7 +182,7 @@ class Scheduler:
     def _launch(self, batch: MicroBatch, ready: list[int]) -> Pack | None:
         """Decode rows in slot order (neighbours attend together), then prompts, the oldest first. What was
         lost once is read by itself, a chunk at a time; decode rows then leave in the pack behind."""
-        packing = Packing(batch)
+        packing = Packing(batch, self._prefixes)
         reading = [(slot, seat) for slot, seat in batch.seats() if seat.sequence.reads]
         decoding = max(one.decoding for one in self._seating.batches)
         suspects = [(slot, seat) for slot, seat in reading if seat.sequence.losses]
@@ -192,10 +197,15 @@ class Scheduler:
         if reading:
             budget = self.pace.chunk(len(ready), decoding)
             for slot, seat in sorted(reading, key=lambda pair: pair[1].generation):
-                if budget > 0:
+                if budget > 0 and (
+                    seat.sequence.computed or packing.begin(slot, seat, self._seating.retiring)
+                ):
                     budget -= packing.add_row(slot, seat, budget)
         flight = packing.flight(decodes=bool(ready))
-        return flight.pack if flight else None
+        if flight is None:
+            return None
+        self.shared += flight.pack.shared_tokens
+        return flight.pack
 
     def take_tokens(self, micro_batch: int, step: int, tokens: Items[int]) -> list[Completion] | None:
         """The tokens of a step; gives the answers that ended with it and with those that waited for it. Steps
@@ -234,6 +244,9 @@ class Scheduler:
         for batch, slot, seat in taken:
             self._unseat(batch, slot)
             seat.sequence.losses += seat in causes
+        for batch in batches:
+            for slot, seat in batch.residues.items():
+                seat.left = min(seat.left, gone.get((batch.index, slot, seat.generation), seat.left))
         sequences = [seat.sequence for *_, seat in sorted(taken, key=lambda one: one[2].generation)]
         ended = [one for one in sequences if one.losses >= MOST_LOST]
         self._forget([one for one in sequences if one not in ended])
@@ -256,7 +269,7 @@ class Scheduler:
         batches, pack = self._seating.batches, flight.pack
         del batches[pack.micro_batch].flights[pack.step]
         for move in pack.moves:
-            batches[move.micro_batch].leaving.discard(move.slot)
+            batches[move.micro_batch].was_read(move)
 
     def _settle(self) -> list[Completion]:
         """Take the tokens that rest on nothing which is on its way."""
@@ -302,7 +315,7 @@ class Scheduler:
     def _unseat(self, batch: MicroBatch, slot: int) -> None:
         seat = batch.leave(slot)
         if seat.move is not None:  # not made yet, and now never
-            self._seating.batches[seat.move.micro_batch].leaving.discard(seat.move.slot)
+            self._seating.batches[seat.move.micro_batch].was_read(seat.move)
 
     def preempt_line(self, line: int) -> bool:
         """The same by the job's line; False when that line holds no slot."""
@@ -320,6 +333,7 @@ class Scheduler:
         """
         self._came.clear()
         self._forget(self._seating.clear())
+        self._prefixes = Prefixes() if self._options.shares_prefixes else None
 
     def _forget(self, sequences: Items[Sequence]) -> None:
         for sequence in sequences:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
-from bbquic.kv.ranges import Tiers
-from bbquic.runtime.ranges import aligned, cut_range, equal_shares, longest_slot
+from bbquic.kv.ranges import SlotRange, Tiers
+from bbquic.runtime.prefixes import LEAST_SHARED, beginning_of, common_tokens
+from bbquic.runtime.ranges import aligned, cut_range, equal_shares, longest_slot, most_slots
 from bbquic.runtime.seats import MicroBatch, Seat
 from bbquic.runtime.sequence import Sequence
 
@@ -18,7 +20,15 @@ class Seating:
     Of `micro_batches` those that have a share of the arena are active; `regrouping` joins and parts them.
     """
 
-    def __init__(self, *, micro_batches: int, slots: int, tiers: Tiers, start: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        micro_batches: int,
+        slots: int,
+        tiers: Tiers,
+        start: int | None = None,
+        shares_prefixes: bool = True,
+    ) -> None:
         """`start` of the micro-batches are active at first, all where None."""
         self.waiting: deque[Sequence] = deque()
         self.is_closed = False  # no more will come
@@ -27,6 +37,7 @@ class Seating:
         self._most = micro_batches
         self._slots = slots
         self._tiers = tiers
+        self._shares_prefixes = shares_prefixes
         self._generation = itertools.count(1)
         self._begin()
 
@@ -72,7 +83,9 @@ class Seating:
         allowed = self._allowed(batch)
         if batch.is_empty:
             needs = [one.need for one in self.waiting if aligned(one.need) <= batch.longest]
-            batch.cut(cut_range(batch.shares, self.part(batch), needs))
+            where = cut_range(batch.shares, self.part(batch), needs)
+            if not self._serves(batch, where):
+                batch.cut(where)
         batch.grow(min(allowed, batch.most_slots))
         self._seat(batch, min(len(batch.free) - self._reserved(batch), allowed - batch.live))
 
@@ -86,9 +99,36 @@ class Seating:
             if sequence.need > batch.range.capacity:
                 passed.append(sequence)
                 continue
-            batch.slots[free.pop(0)] = self.new_seat(sequence)
+            slot = self._choose(batch, free, sequence)
+            free.remove(slot)
+            batch.slots[slot] = self.new_seat(sequence)
             room -= 1
         self.waiting.extendleft(reversed(passed))
+
+    def _serves(self, batch: MicroBatch, where: SlotRange | None) -> bool:
+        """Whether the slots that a micro-batch has do as well as those of `where`, and hold what prompts that
+        wait begin with: a new range would hold nothing."""
+        present = batch.range
+        if not self._shares_prefixes or where is None or present is None or present.capacity < where.capacity:
+            return False
+        if most_slots(batch.shares, present.capacity) < where.count:
+            return False
+        held = {beginning_of(seat.sequence.prompt) for seat in batch.residues.values()} - {None}
+        return any(beginning_of(one.prompt) in held for one in self.waiting)
+
+    def _choose(self, batch: MicroBatch, free: Items[int], sequence: Sequence) -> int:
+        """Of the first tier with room the slot that holds most of what a sequence begins with, else nothing
+        that another may want."""
+        if batch.range is None or not self._shares_prefixes or not batch.residues:
+            return free[0]
+
+        def worth(slot: int) -> tuple[int, bool]:
+            seat = batch.residues.get(slot)
+            common = common_tokens(sequence.prompt, seat.sequence.prompt) if seat else 0
+            return common if common >= LEAST_SHARED else 0, seat is None
+
+        tier = batch.range.tier(free[0])
+        return max((slot for slot in free if batch.range.tier(slot) == tier), key=worth)
 
     def _allowed(self, batch: MicroBatch) -> int:
         """Sequences this micro-batch may have: its part of all slots, and at a job's end of what is left.
@@ -137,7 +177,7 @@ class Seating:
             pass  # equal shares again
         elif self.has_one_share or need <= max((one.longest for one in self.staying), default=0):
             return True
-        if any(one.live or one.flights or one.leaving for one in self.batches):
+        if any(one.live or one.flights or one.readers for one in self.batches):
             return False
         self.retiring = None
         self.has_one_share = not fits

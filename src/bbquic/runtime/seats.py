@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ class Pack:
     tokens: tuple[int, ...]
     prompt_tokens: int  # of `tokens`: those of prompts that go out for the first time
     moves: tuple[Move, ...] = ()
+    shared_tokens: int = 0  # of prompts, that no row carries: they are copied from other slots
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +35,12 @@ class Seat:
     step: int = 0  # the last that carried a row of it
     move: Move | None = None  # what has to be made before its next row, in the same pack
     is_taken: bool = True  # False once the sequence has left: what comes back for it is dropped
+    left: int = 0  # tokens that its slot holds since then
+
+    @property
+    def held(self) -> int:
+        """Tokens that its slot holds, or will by packs on their way; only of a seat that had a row."""
+        return self.sequence.computed if self.is_taken else self.left
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class MicroBatch:
     shares: Shares = ()  # none where others have the arena among them
     range: SlotRange | None = None
     slots: dict[int, Seat] = field(default_factory=dict)  # those that are taken
-    leaving: set[int] = field(default_factory=set)  # slots whose tokens a move is yet to read
+    readers: Counter[int] = field(default_factory=Counter)  # moves that are yet to read a slot's tokens
+    residues: dict[int, Seat] = field(default_factory=dict)  # whose tokens a slot holds that nobody is in
     step: int = 0
     flights: dict[int, Flight] = field(default_factory=dict)  # by step
 
@@ -70,7 +79,7 @@ class MicroBatch:
     def is_empty(self) -> bool:
         """Whether nothing keeps its range from being cut anew. Packs of those who left may still be on
         their way: stages apply the steps of a micro-batch in order."""
-        return not self.live and not self.leaving
+        return not self.live and not self.readers
 
     @property
     def is_full(self) -> bool:
@@ -85,7 +94,7 @@ class MicroBatch:
     def free(self) -> list[int]:
         """Tier after tier, the lowest first."""
         slots = self.range.slots() if self.range else ()
-        return [slot for slot in slots if slot not in self.slots and slot not in self.leaving]
+        return [slot for slot in slots if slot not in self.slots and slot not in self.readers]
 
     def seats(self) -> Iterator[tuple[int, Seat]]:
         """The taken slots, tier after tier: neighbours in memory follow one another."""
@@ -96,7 +105,7 @@ class MicroBatch:
     def is_idle(self) -> bool:
         """Whether nothing of it is on its way and no move is yet to be made, to it or from it."""
         return (
-            not self.flights and not self.leaving and all(seat.move is None for seat in self.slots.values())
+            not self.flights and not self.readers and all(seat.move is None for seat in self.slots.values())
         )
 
     @property
@@ -126,14 +135,29 @@ class MicroBatch:
     def leave(self, slot: int) -> Seat:
         """Take a sequence out of its slot; what comes back for that seat is dropped."""
         seat = self.seat(slot)
-        seat.is_taken = False
+        seat.left, seat.is_taken = seat.sequence.computed, False
         del self.slots[slot]
+        if seat.step:
+            self.residues[slot] = seat
         return seat
+
+    def was_read(self, move: Move) -> None:
+        """A move that reads one of its slots was made, or never will be."""
+        self.readers[move.slot] -= 1
+        if not self.readers[move.slot]:
+            del self.readers[move.slot]
 
     def cut(self, where: SlotRange | None) -> None:
         """Take another range of the arena, or none."""
         assert self.is_empty, "a range is cut when nobody is in it"
+        if where is None or self.range is None or not where.continues(self.range):
+            self.residues = {}
+        self.shorten(where)
+
+    def shorten(self, where: SlotRange | None) -> None:
+        """Have no slots but those of `where`; nobody is in the others."""
         self.range = where
+        self.residues = {slot: seat for slot, seat in self.residues.items() if where and slot in where}
 
     def grow(self, slots: int) -> None:
         """Have `slots` slots, where that is more: the present ones stay where they are."""
@@ -143,4 +167,4 @@ class MicroBatch:
 
     def give_up(self) -> None:
         """Have no share of the arena: its cells are another's, and whoever sat there has a seat elsewhere."""
-        self.shares, self.range, self.slots = (), None, {}
+        self.shares, self.range, self.slots, self.residues = (), None, {}, {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol
 
 from bbquic.runtime.request import Completion, FinishReason, Request
@@ -28,7 +30,7 @@ class Sequence:
         self.computed = 0  # tokens that are, or are on their way to be, in the KV store
         self.generated: list[int] = []
         self.losses = 0  # packs with rows of it that a stage lost, by its doing perhaps
-        self._carried = 0  # tokens of the prompt that were ever in a row
+        self._carried = 0  # tokens of the prompt that were ever in a row, or shared
         self._ends = ends
         self._stream = text
         self._text = ""
@@ -38,6 +40,11 @@ class Sequence:
     def need(self) -> int:
         """Cells a slot must have for this sequence, whatever it answers."""
         return len(self.request.tokens) + self.request.max_tokens
+
+    @cached_property
+    def prompt(self) -> bytes:
+        """The prompt's tokens as int32: bytes are compared at once."""
+        return array("i", self.request.tokens).tobytes()
 
     @property
     def unread(self) -> int:
@@ -70,6 +77,13 @@ class Sequence:
         self.computed = stop
         before, self._carried = self._carried, max(self._carried, min(stop, len(prompt)))
         return row, self._carried - before
+
+    def skip(self, count: int) -> int:
+        """Let its first `count` tokens count as computed: another slot has them. How many of them are of the
+        prompt and were in no row yet."""
+        self.computed = count
+        before, self._carried = self._carried, max(self._carried, min(count, len(self.request.tokens)))
+        return self._carried - before
 
     def forget(self) -> None:
         """Its KV is gone: the next row begins with the prompt's first token."""

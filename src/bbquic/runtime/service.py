@@ -134,9 +134,8 @@ class StageService:
             if self._inside[pack.micro_batch] > self.plan.depth:
                 raise asyncio.QueueFull
             arrived = Seconds(min(message.arrived or delivered, delivered))
-            self._lanes.put_nowait(
-                Job(pack, message.body, arrived, delivered, due.copies, due.placement, lost=pack.lost)
-            )
+            job = Job(pack, message.body, arrived, delivered, due.copies, due.placement, lost=pack.lost)
+            self._lanes.put_nowait(job)
         except asyncio.QueueFull:
             raise RemoteProtocolError(
                 f"{sender} sends packs without waiting: of micro-batch {pack.micro_batch} "

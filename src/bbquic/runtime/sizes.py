@@ -16,6 +16,7 @@ from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
 from bbquic.plan.cluster import JobShape, ModelSizes
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.lines import split_lines
+from bbquic.runtime.prefixes import shared_beginnings
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.record import Record
 from bbquic.runtime.resume import MAX_RECORD
@@ -82,9 +83,10 @@ def job_shape(
     None where no line of those looked at can be answered. Raises: JobError where the prompts cannot be read.
     """
     lines = job.count()
-    lengths = list(_lengths(job.sample(sample), tokenizer, context_length))
-    if not lengths:
+    found = list(_prompts(job.sample(sample), tokenizer, context_length))
+    if not found:
         return None
+    lengths = [(len(prompt), limit) for prompt, limit in found]
     done, generated = _answered(answers)
     limits = [limit for _, limit in lengths]
     longest = max(limits)
@@ -93,16 +95,17 @@ def job_shape(
     return JobShape(
         sequences=max(1, lines - done),
         prompt=fmean(prompt for prompt, _ in lengths),
+        shared=fmean(shared_beginnings([prompt for prompt, _ in found])),
         output=max(1.0, output),
         longest=float(longest),
         slot=aligned(needs[min(len(needs) - 1, int(LONG * len(needs)))]),
     )
 
 
-def _lengths(
+def _prompts(
     records: Sequence[Record], tokenizer: PromptTokenizer, context_length: int
-) -> Iterator[tuple[int, int]]:
-    """Tokens of prompt, and of the answer at most, of each record that has an answer."""
+) -> Iterator[tuple[Sequence[int], int]]:
+    """The tokens of the prompt, and how many the answer has at most, of each record that has an answer."""
     for record in records:
         try:
             if record.messages is not None:
@@ -112,7 +115,7 @@ def _lengths(
         except RecordError:
             continue
         if 0 < len(tokens) < context_length:
-            yield len(tokens), min(record.max_tokens, context_length - len(tokens))
+            yield tokens, min(record.max_tokens, context_length - len(tokens))
 
 
 class _Answered(msgspec.Struct):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
 from bbquic.kv.attention import PackedAttention
-from bbquic.kv.compaction import Compactor, PackCompaction
+from bbquic.kv.compaction import CompactionFailed, Compactor, PackCompaction
 from bbquic.kv.offload import host_attention
 from bbquic.kv.ranges import SlotCopy
 from bbquic.kv.regions import Moving
@@ -62,6 +62,7 @@ class Output:
 class StageWorker(Protocol):
     """Computes a stage's packs in the order they are given; owns its KV memory.
 
+    `stage_in` is told how the pack's rows lie in their slots, `compute` what of KV is to be moved first.
     `compute` is called in one thread, in the packs' order; `stage_in` and `stage_out` in two others, or for
     light packs in that of `compute`, so that a light pack may be staged beside a heavy one. All may raise
     what they like: `stage_errors` makes a StageFailed of it. When `stage_out` returns, every moment of its
@@ -283,8 +284,7 @@ class ModelWorker:
     # Outbound.
 
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
-        """Raises: StageFailed `non_finite`, whatever else is in the pack; RuntimeError where its compaction
-        failed."""
+        """Raises: StageFailed `non_finite`, whatever else is in the pack; CompactionFailed."""
         outputs: _Outputs = computed.value
         outputs.compaction.finish()
         tensors = [outputs.finite]
@@ -340,6 +340,8 @@ def stage_errors(stage: Stage, pack: PackHeader) -> Iterator[None]:
         raise
     except (ModelError, RemoteProtocolError) as error:
         raise stage_failure(stage, pack, "bad_input", error.message) from error
+    except CompactionFailed as error:
+        raise stage_failure(stage, pack, "compaction", str(error)) from error
     except Exception as error:  # the boundary of the device
         if is_out_of_memory(error):
             words = " ".join(str(error).split()) or type(error).__name__

@@ -115,8 +115,9 @@ class JobStatistics:
     skipped: int = 0
     total: int | None = None  # lines of the prompts file; None until they are counted
     prompt_tokens: int = 0
+    shared_tokens: int = 0  # of these: what prompts begin with in common, read once and copied
     generated_tokens: int = 0
-    tokens_per_second: float | None = None  # prompt and generated, lately
+    tokens_per_second: float | None = None  # prompt, but for shared, and generated, lately
     decode_tokens_per_second: float | None = None  # generated only, lately
     in_flight_sequences: int = 0
     elapsed: Seconds = _NO_TIME

@@ -18,12 +18,13 @@ import torch
 from engine_helpers import CPU, answer, cluster_of, options, read_answers, run, run_model, write_prompts
 
 from bbquic.errors import PlanRefused
-from bbquic.kv.ranges import SlotCopy
+from bbquic.kv.regions import Moving
 from bbquic.plan.cost import MemoryOptions
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, make_plan
 from bbquic.runtime.loading import DiskLoader, ModelStore
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.memory import host_memory_free
+from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import DescriptionHeader, PackHeader, PlanHeader, Stage
 from bbquic.runtime.stage import Computed, ModelWorker, Output, Staged, StageWorker
 from bbquic.units import Bytes
@@ -68,21 +69,21 @@ def test_a_chunk_for_which_memory_is_missing_in_mid_run_costs_at_most_its_own_li
 class Failing(ModelWorker):
     """A real stage whose machine has no memory now and then, in each part of its work."""
 
-    def __init__(self, worker: ModelWorker, draw: random.Random) -> None:
+    def __init__(self, worker: ModelWorker) -> None:
         self.__dict__ |= worker.__dict__
-        self.draw = draw
-        self.times: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
 
     def _may_fail(self, part: str) -> None:
-        if self.draw.random() < 0.05:
-            self.times[part] += 1
+        """Once in 29 packs, each stage and part at another one."""
+        self.calls[part] += 1
+        if self.calls[part] % 29 == {"in": 3, "compute": 12, "out": 21}[part] + self.stage.first:
             torch.empty(2**60, dtype=torch.uint8)
 
-    def stage_in(self, pack: PackHeader, body: bytes | memoryview) -> Staged:
+    def stage_in(self, pack: PackHeader, body: bytes | memoryview, placement: Placement = PLAIN) -> Staged:
         self._may_fail("in")
-        return super().stage_in(pack, body)
+        return super().stage_in(pack, body, placement)
 
-    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[SlotCopy, ...] = ()) -> Computed:
+    def compute(self, pack: PackHeader, staged: Staged, copies: tuple[Moving, ...] = ()) -> Computed:
         computed = super().compute(pack, staged, copies)
         self._may_fail("compute")
         return computed
@@ -105,7 +106,7 @@ def test_whichever_stage_runs_out_of_memory_and_when_answers_are_right_or_say_so
         def load(self, plan: PlanHeader, stage: Stage, report: Callable[[str], None]) -> StageWorker:
             worker = super().load(plan, stage, report)
             assert isinstance(worker, ModelWorker)
-            workers.append(Failing(worker, random.Random(stage.first)))
+            workers.append(Failing(worker))
             return workers[-1]
 
     async def main() -> None:
@@ -127,9 +128,7 @@ def test_whichever_stage_runs_out_of_memory_and_when_answers_are_right_or_say_so
         else:
             assert record["error"]["code"] == "out_of_memory"
             assert re.match(r"node-[123] \(blocks .*you tried to allocate", record["error"]["message"])
-    assert all(set(one.times) == {"in", "compute", "out"} for one in workers), (
-        "each stage failed in each part"
-    )
+    assert all(min(one.calls.values()) >= 29 for one in workers), "each stage failed in each part"
     assert any(re.match(r"node-[123] ran out of memory at micro-batch [01], step \d+; ", one) for one in seen)
 
 
