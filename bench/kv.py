@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.rehearsal import decode_rows, rehearsal
 from bbquic.runtime.stage import ModelWorker
+from bench import kv_prefix
 from bench.common import append_result, median, print_bars, spread
 from bench.gpu_check import MODEL, offloading
 from bench.kv_memory import a_tiny_model
@@ -293,17 +294,37 @@ def measure_memory(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
     return {"memory_error": max(abs(one - 1) for one in reserved), "memory_peak": max(peak)}, details
 
 
+# Prefixes.
+
+
+def measure_prefix(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
+    """64 prompts that share 200 tokens, with these computed once or each time."""
+    count, shared, rounds = (3, 40, 1) if size.is_small else (64, 200, max(1, size.rounds // 20))
+    with_it, without = kv_prefix.run(count, shared, rounds)
+    seconds = paired([one.seconds for one in with_it], [one.seconds for one in without])
+    sent = paired([one.sent for one in with_it], [one.sent for one in without])
+    took = median([one.seconds for one in with_it])
+    first = with_it[0]
+    print(
+        f"prefix of {shared} tokens, {count} prompts, {first.shared} tokens shared: {took:.2f} s, {seconds:.3f} of "
+        f"what it takes without; {first.sent / 1e6:.2f} MB over the hops, {sent:.3f}"
+    )
+    details = {"with": list(map(asdict, with_it)), "without": list(map(asdict, without))}
+    return {"prefix_seconds": seconds, "prefix_bytes": sent}, details
+
+
 PARTS: Mapping[str, Callable[[Size], tuple[dict[str, float], dict[str, Any]]]] = {
     "alpha": measure_alpha,
     "attention": measure_attention,
     "compaction": measure_compaction,
     "memory": measure_memory,
+    "prefix": measure_prefix,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description=__doc__)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, by comma")
+    parser.add_argument("--only", help="parts, by comma; default: all, or with --quick those without nodes")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1, help="1: what others do disturbs that least")
     parser.add_argument("--quick", action="store_true", help="smallest size, to see that it runs")
@@ -315,7 +336,8 @@ def main() -> int:
     )
     measured: dict[str, float] = {}
     details: dict[str, Any] = {}
-    for part in args.only.split(","):
+    parts = list(PARTS)[: -1 if args.quick else None]
+    for part in args.only.split(",") if args.only else parts:
         figures, details[part] = PARTS[part](size)
         measured |= figures
     for name, figure in measured.items():
