@@ -306,8 +306,8 @@ def measure_prefix(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
     took = median([one.seconds for one in with_it])
     first = with_it[0]
     print(
-        f"prefix of {shared} tokens, {count} prompts, {first.shared} tokens shared: {took:.2f} s, {seconds:.3f} "
-        f"of what it takes without; {first.sent / 1e6:.2f} MB over the hops, {sent:.3f}"
+        f"prefix of {shared} tokens, {count} prompts, {first.shared} tokens shared: {took:.2f} s, "
+        f"{seconds:.3f} of that without; {first.sent / 1e6:.2f} MB over the hops, {sent:.3f}"
     )
     details = {"with": list(map(asdict, with_it)), "without": list(map(asdict, without))}
     return {"prefix_seconds": seconds, "prefix_bytes": sent}, details

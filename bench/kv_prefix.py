@@ -39,7 +39,7 @@ def prompts_of(directory: ModelDirectory, count: int, shared: int) -> list[list[
 
 
 async def prefills(count: int, shared: int, rounds: int) -> tuple[list[Prefill], list[Prefill]]:
-    """With sharing and without, in turns; the first round of either is not counted."""
+    """With sharing and without, in turns; a few prompts before, which are not counted, bring the nodes up."""
     directory = fetch_model(MODEL, user_cache(), print)
     prompts = prompts_of(directory, count, shared)
     turns = LocalTurns.of(None, nodes=NODES, cores=1)
@@ -52,7 +52,7 @@ async def prefills(count: int, shared: int, rounds: int) -> tuple[list[Prefill],
         for number in range(rounds + 1):
             for shares in (True, False):
                 nodes = Nodes(endpoint, local, model, layout, shares=shares)
-                one = await _prefill(nodes, prompts)
+                one = await _prefill(nodes, prompts if number else prompts[:4])
                 found[shares] += [one] if number else []
         await endpoint.close()
     return found[True], found[False]
