@@ -31,6 +31,7 @@ from bbquic.runtime.generate import RunModel, RunOptions, deployed
 from bbquic.runtime.layout import LayoutOptions
 from bbquic.runtime.local import LocalCluster, LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
+from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.request import Outcome, Request
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.transport.channel import Endpoint, Role
@@ -98,8 +99,17 @@ class Nodes:
     """Our side: nodes that are up, and one deployment a run (their weights stay loaded)."""
 
     def __init__(
-        self, endpoint: Endpoint, cluster: LocalCluster, model: RunModel, layout: LayoutOptions
+        self,
+        endpoint: Endpoint,
+        cluster: LocalCluster,
+        model: RunModel,
+        layout: LayoutOptions,
+        *,
+        shares: bool = False,
     ) -> None:
+        """Beginnings that prompts share are computed once only where it `shares`: the others do not."""
+        self.statistics: LoopStatistics | None = None  # of the last run
+        self._shares = shares
         self._endpoint = endpoint
         self._cluster = cluster
         self._model = model
@@ -121,7 +131,13 @@ class Nodes:
         ) as ready:
             links, plan = ready.links, ready.plan
             scheduler = Scheduler(
-                SchedulerOptions(plan.micro_batches, layout.batch, plan.tiers, depth=plan.depth)
+                SchedulerOptions(
+                    plan.micro_batches,
+                    layout.batch,
+                    plan.tiers,
+                    depth=plan.depth,
+                    shares_prefixes=self._shares,
+                )
             )
             tokenizer = self._model.directory.tokenizer
             coordinator = Coordinator(
@@ -130,6 +146,7 @@ class Nodes:
             start = time.perf_counter()
             await coordinator.run(requests(), keep)
             seconds = time.perf_counter() - start
+            self.statistics = coordinator.statistics()
         assert len(finished) == len(prompts)
         return seconds
 

@@ -1,17 +1,22 @@
 """The KV store: what a split between device and host costs, attention against dense, compaction, memory.
 
 `python -m bench.kv [--only alpha,attention,...] [--rounds N] [--quick] [--bars]`. Blocks are of
-SmolLM2-135M's shapes with random weights; nothing is fetched. METHODOLOGY.md says what the figures mean.
+SmolLM2-135M's shapes with random weights; for its memory the model itself is loaded. METHODOLOGY.md says
+what the figures mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +28,8 @@ from bbquic.kv.regions import Regions
 from bbquic.kv.rows import RowSpan
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
+from bbquic.model.fetch import fetch_model
+from bbquic.model.registry import user_cache
 from bbquic.model.spec import build_config, spec_for_type
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.placement import CompactionPolicy, Placement, place
@@ -30,8 +37,10 @@ from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.rehearsal import decode_rows, rehearsal
 from bbquic.runtime.stage import ModelWorker
+from bench import kv_prefix
 from bench.common import append_result, median, print_bars, spread
-from bench.gpu_check import offloading
+from bench.gpu_check import MODEL, offloading
+from bench.kv_memory import a_tiny_model
 
 FIELDS: Mapping[str, Any] = {  # SmolLM2-135M's
     "model_type": "llama",
@@ -64,6 +73,7 @@ class Size:
     rows: int
     context: int
     rounds: int
+    is_small: bool = False
 
     @property
     def capacity(self) -> int:
@@ -260,26 +270,74 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return found[50], found[-51]
 
 
+# Memory.
+
+
+def measure_memory(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
+    """Either half of a model in a process of its own, beside what a planner counts for it."""
+    details: dict[str, Any] = {}
+    reserved, peak = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        model = a_tiny_model(Path(folder)) if size.is_small else fetch_model(MODEL, user_cache(), print).path
+        for place, name in enumerate(("first",) if size.is_small else ("first", "last")):
+            arguments = [str(model), str(place), str(size.rows), str(size.context)]
+            command = [sys.executable, "-m", "bench.kv_memory", *arguments]
+            output = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300).stdout
+            one = details[name] = json.loads(output)
+            held = one["weights"] + one["kv"]
+            reserved.append(one["reserved"] / held)
+            peak.append(one["peak"] / (held + one["workspace"] + one["buffers"]))
+            print(
+                f"memory of the {name} stage: {one['reserved'] / 1e6:.1f} MB of weights and KV, "
+                f"{reserved[-1]:.3f} of what is counted; at most {one['peak'] / 1e6:.1f} MB, {peak[-1]:.3f}"
+            )
+    return {"memory_error": max(abs(one - 1) for one in reserved), "memory_peak": max(peak)}, details
+
+
+# Prefixes.
+
+
+def measure_prefix(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
+    """64 prompts that share 200 tokens, with these computed once or each time."""
+    count, shared, rounds = (3, 40, 1) if size.is_small else (64, 200, max(1, size.rounds // 20))
+    with_it, without = kv_prefix.run(count, shared, rounds)
+    seconds = paired([one.seconds for one in with_it], [one.seconds for one in without])
+    sent = paired([one.sent for one in with_it], [one.sent for one in without])
+    took = median([one.seconds for one in with_it])
+    first = with_it[0]
+    print(
+        f"prefix of {shared} tokens, {count} prompts, {first.shared} tokens shared: {took:.2f} s, "
+        f"{seconds:.3f} of that without; {first.sent / 1e6:.2f} MB over the hops, {sent:.3f}"
+    )
+    details = {"with": list(map(asdict, with_it)), "without": list(map(asdict, without))}
+    return {"prefix_seconds": seconds, "prefix_bytes": sent}, details
+
+
 PARTS: Mapping[str, Callable[[Size], tuple[dict[str, float], dict[str, Any]]]] = {
     "alpha": measure_alpha,
     "attention": measure_attention,
     "compaction": measure_compaction,
+    "memory": measure_memory,
+    "prefix": measure_prefix,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description=__doc__)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, by comma")
+    parser.add_argument("--only", help="parts, by comma; default: all, or with --quick those without nodes")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1, help="1: what others do disturbs that least")
     parser.add_argument("--quick", action="store_true", help="smallest size, to see that it runs")
     parser.add_argument("--bars", action="store_true", help="check against bars.toml; exit 1 when short")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    size = Size({**FIELDS, **SMALL}, 8, 60, 2) if args.quick else Size(FIELDS, ROWS, CONTEXT, args.rounds)
+    size = (
+        Size({**FIELDS, **SMALL}, 8, 60, 2, True) if args.quick else Size(FIELDS, ROWS, CONTEXT, args.rounds)
+    )
     measured: dict[str, float] = {}
     details: dict[str, Any] = {}
-    for part in args.only.split(","):
+    parts = list(PARTS)[: -1 if args.quick else None]
+    for part in args.only.split(",") if args.only else parts:
         figures, details[part] = PARTS[part](size)
         measured |= figures
     for name, figure in measured.items():

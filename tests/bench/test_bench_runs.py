@@ -70,7 +70,7 @@ def test_the_kv_store_s_parts_are_measured_in_small() -> None:
     command = [sys.executable, "-m", "bench.kv", "--quick", "--bars"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode in (0, 1), done.stderr  # what so small a run measures means nothing
-    for figure in ("alpha_worst", "attention_vs_dense", "compaction_step"):
+    for figure in ("alpha_worst", "attention_vs_dense", "compaction_step", "memory_error"):
         assert f"{figure}: " in done.stdout
 
 
