@@ -37,7 +37,7 @@ def any_options(draw: st.DrawFn) -> SchedulerOptions:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     options=any_options(),
     jobs=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=16),

@@ -67,12 +67,15 @@ class Prefixes:
         """
         most = len(sequence.request.tokens) + len(sequence.generated) - 1  # the last one's output is wanted
         best, coming = None, 0
+        longer = b""  # how a prompt begins that may give more than the best: most are passed over by this
         for holder, place, seat in self._candidates(sequence.prompt):
             is_own = holder is batch
             in_place = is_own and place == slot
             if not in_place and holder.slots.get(place) not in (None, seat):
                 continue  # whoever sits there now is about to overwrite it
             if holder.index == leaving and not is_own:
+                continue
+            if not in_place and not seat.sequence.prompt.startswith(longer):
                 continue
             same = _common(sequence, seat.sequence, most)
             held = carried.get(place, seat.held) if is_own else seat.held
@@ -81,6 +84,7 @@ class Prefixes:
             count = min(same, held)
             if best is None or count + in_place > best.count:  # of equal ones that which needs no copy
                 best = Beginning(holder, place, seat, count)
+                longer = sequence.prompt[: (count + 1) * _WIDTH]
         if best is None or best.count < LEAST_SHARED:
             best = None
         return best, coming >= LEAST_SHARED + (best.count if best else 0)
