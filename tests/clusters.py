@@ -71,6 +71,7 @@ def mesh(
 def random_node(random: Random, name: str, *, memory: tuple[int, int] = (12_000, 50_000)) -> NodeProfile:
     speed = 10 ** random.uniform(-1, 1)
     offloads = random.random() < 0.5
+    beside = Random(speed)  # what came later changes none of the rest
     curve = Curve(((1, 0.001 * speed), (4, 0.0015 * speed), (16, 0.004 * speed)))
     attention = AttentionCost(0.0002 * speed, 0.00005 * speed, 2e-6 * speed)
     speeds = {
@@ -89,6 +90,8 @@ def random_node(random: Random, name: str, *, memory: tuple[int, int] = (12_000,
         attention_host=AttentionCost(0.001 * speed, 0.0005 * speed, 1e-5 * speed) if offloads else None,
         host_memory=Bytes(random.randint(0, 20_000) if offloads else 0),
         offloads=offloads,
+        host_beside=beside.random() < 0.5,
+        attention_prompt=beside.choice([None, AttentionCost(1e-4, 2e-5 * speed, 1e-6 * speed)]),
         to_host=BytesPerSecond(random.uniform(1e6, 1e8)) if random.random() < 0.5 else None,
         to_device=BytesPerSecond(random.uniform(1e6, 1e8)) if random.random() < 0.5 else None,
         codecs=speeds,

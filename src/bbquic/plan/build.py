@@ -89,8 +89,8 @@ class Tables:
     rate, delay: [N, N] bytes/s and s; a missing link's delay is infinite.
     lead_rate, lead_delay, back_rate, back_delay: [N], the command's own links, to nodes and from them.
     ratio, encode, decode: [C, N] of WAYS. copy_out, copy_in: [N], seconds a byte.
-    device, host: [N], bytes; host is 0 where a node does not offload. is_host: [N], `NodeProfile.is_host`.
-    attention, attention_host: [N, 3], fixed, row and key.
+    device, host: [N], bytes; host is 0 where a node does not offload. is_host, host_beside: [N], as in
+    `NodeProfile`. attention, attention_host, attention_prompt: [N, 3], fixed, row and key.
     """
 
     cluster: Cluster
@@ -109,8 +109,10 @@ class Tables:
     device: Ints
     host: Ints
     is_host: NDArray[np.bool_]
+    host_beside: NDArray[np.bool_]
     attention: Floats
     attention_host: Floats
+    attention_prompt: Floats
 
     @classmethod
     def of(cls, cluster: Cluster, model: ModelSizes) -> Tables:
@@ -139,8 +141,10 @@ class Tables:
                 [node.host_memory if can else 0 for node, can in zip(nodes, able, strict=True)], np.int64
             ),
             np.array([node.is_host for node in nodes]),
+            np.array([node.host_beside for node in nodes]),
             _attentions([node.attention for node in nodes]),
             _attentions([node.attention_host for node in nodes]),
+            _attentions([node.attention_prompt or node.attention for node in nodes]),
         )
 
     def circulating(self, job: JobShape, setting: Setting, memory: MemoryOptions) -> Instance:
@@ -202,8 +206,10 @@ class Tables:
         """`cost.overlapped_block_time` [N, 4, L + 1]."""
         device = _times(self.attention, (1 - alpha) * load.rows, load.context)
         host = _times(self.attention_host, alpha * load.rows, load.context)
-        prompts = _times(self.attention, np.full((1, 1, 1), load.prompt_tokens), load.prompt_context)
-        return self._mlp(load.tokens) + np.maximum(device, host) + prompts
+        prompts = _times(self.attention_prompt, np.full((1, 1, 1), load.prompt_tokens), load.prompt_context)
+        beside = self.host_beside[:, None, None]
+        both = np.where(beside, np.maximum(device, host), device + host)
+        return self._mlp(load.tokens) + both + prompts
 
     def _ends(self, load: Load) -> Floats:
         """Embedding, head and what a pack costs a stage anyway, [N, 4]."""
