@@ -76,4 +76,5 @@ def test_a_buffer_that_there_was_no_memory_for_is_none_of_them() -> None:
         with pytest.raises(MemoryError):
             pool.take(1)
     assert pool.buffers == 0
-    assert len({id(pool.take(1).buffer) for _ in range(EACH)}) == EACH
+    leases = [pool.take(1) for _ in range(EACH)]
+    assert pool.buffers == len({id(lease.buffer) for lease in leases}) == EACH
