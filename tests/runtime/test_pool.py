@@ -77,4 +77,4 @@ def test_a_buffer_that_there_was_no_memory_for_is_none_of_them() -> None:
             pool.take(1)
     assert pool.buffers == 0
     leases = [pool.take(1) for _ in range(EACH)]
-    assert len({id(lease.buffer) for lease in leases}) == EACH
+    assert pool.buffers == len({id(lease.buffer) for lease in leases}) == EACH
