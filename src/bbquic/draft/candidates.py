@@ -65,9 +65,8 @@ def _with_noise(
     shape = ids.shape
     seeds = np.array([one.seed for one in params], dtype=np.uint64)[:, None]
     at = np.array(positions, dtype=np.uint64)[:, None]
-    noise = gumbel_noise_at(
-        np.broadcast_to(seeds, shape), np.broadcast_to(at, shape), ids.astype(np.uint64)
-    )
+    noise = gumbel_noise_at(np.broadcast_to(seeds, shape), np.broadcast_to(at, shape), ids.astype(np.uint64))
     scores = logs + noise
     weights: Chances = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights

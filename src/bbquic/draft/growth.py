@@ -17,7 +17,8 @@ class Growth:
 
     def __init__(self, token: int, guesses: int, depth: int, cells: range) -> None:
         """`cells` are where keys may go, one for each guess at least."""
-        assert guesses >= 1 and depth >= 1 and len(cells) >= guesses, (guesses, depth, cells)
+        assert min(guesses, depth) >= 1, (guesses, depth)
+        assert len(cells) >= guesses, cells
         self._guesses = guesses
         self._depth = depth
         self._free = list(cells)
@@ -63,6 +64,9 @@ class Growth:
 
     def depth(self, node: int) -> int:
         return self._depths[node]
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
 
     def token(self, node: int) -> int:
         return self._tokens[node]

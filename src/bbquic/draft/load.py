@@ -22,8 +22,8 @@ def load_drafter(
 ) -> ModelDrafter:
     """The model of `draft` as a drafter for `target`, on this machine's CPU, within `free` bytes of memory.
 
-    Raises: ModelError, naming the first difference, where tokenizers differ; with the figures, where memory is
-    short; as loading does.
+    Raises: ModelError, naming the first difference, where tokenizers differ; with the figures, where memory
+    is short; as loading does.
     """
     refuse_other_tokenizer(draft, target)
     blocks = range(draft.blocks)

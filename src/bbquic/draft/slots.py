@@ -53,7 +53,7 @@ class Slots:
             self._free.sort()
 
     def resize(self, count: int) -> list[tuple[int, int]]:
-        """Have `count` slots: those that were asked about last keep one. Gives what goes where: old and new."""
+        """Have `count` slots: those that were asked about last keep one. Gives what goes where: old, new."""
         assert count >= 1, count
         kept = sorted(self._held, key=lambda key: -self._held[key].asked)[:count]
         self._held = {key: self._held[key] for key in kept}

@@ -26,9 +26,9 @@ SHORT = 16  # tokens of a row that is caught up together with its neighbours; a 
 
 @dataclass(frozen=True, slots=True)
 class ModelDrafterOptions:
-    """memory: of keys and values, which stand for `rows` sequences at most; while slots grow, the smaller ones
-    are there too. threads: of torch, so that nodes on the same machine keep theirs. pack_tokens: of a pass
-    over prompts. call_tokens: caught up in one call; who needs more has no guesses before the next."""
+    """memory: bytes of keys and values, of `rows` sequences at most; while slots grow, the smaller ones are
+    there too. threads: of torch, so that nodes on the same machine keep theirs. pack_tokens: of a pass over
+    prompts. call_tokens: caught up in one call; who needs more has no guesses before the next."""
 
     memory: Bytes = Bytes(1 << 30)
     rows: int = 32
@@ -56,8 +56,8 @@ class _Work:
 
 
 class ModelDrafter:
-    """A `Drafter`. Committed tokens are computed once; a tree's nodes once each, level by level, all rows of a
-    call together. What a row gets depends on its own tokens alone."""
+    """A `Drafter`. Committed tokens are computed once; a tree's nodes once each, level by level, all rows of
+    a call together. What a row gets depends on its own tokens alone, and on what was learnt."""
 
     is_instant = False
 
@@ -179,7 +179,9 @@ class ModelDrafter:
             hidden = self._next_level(nodes, growths) if nodes else None
         return growths
 
-    def _guess(self, nodes: Sequence[tuple[_Work, int]], growths: dict[int, Growth], logits: torch.Tensor) -> None:
+    def _guess(
+        self, nodes: Sequence[tuple[_Work, int]], growths: dict[int, Growth], logits: torch.Tensor
+    ) -> None:
         """Add what may follow some nodes, by their logits [S, V]."""
         params = [one.ask.sampling for one, _ in nodes]
         positions = [len(one.ask.tokens) + growths[one.place].depth(node) for one, node in nodes]

@@ -24,7 +24,7 @@ class DraftStore:
         self.most = self._cells // CELL_ALIGNMENT * CELL_ALIGNMENT  # cells that one slot may have
         if self.most < LEAST:
             raise ModelError(
-                f"the draft model needs {LEAST * cell * len(model.blocks):,} bytes for the keys and values of "
+                f"the draft model needs {LEAST * cell * len(model.blocks):,} bytes for keys and values of "
                 f"{LEAST} tokens, and may have {memory:,}"
             )
         self._make(LEAST)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class FrontierAttention:
     def __init__(self, rows: Sequence[Frontier], where: SlotRange, arena: Arena) -> None:
         """Raises: ValueError when a row leaves its slot, or two are of one slot."""
         slots = [row.slot for row in rows]
-        if where.tiers != 1 or not rows or any(b <= a for a, b in zip(slots, slots[1:], strict=False)):
+        if where.tiers != 1 or not rows or any(b <= a for a, b in pairwise(slots)):
             raise ValueError("frontiers are of rising slots of one tier")
         for row in rows:
             row.check(where)
@@ -97,7 +98,12 @@ class _Group:
         self._masks: dict[tuple[int | None, int], torch.Tensor] = {}
 
     def attend(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None, window: int | None
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float | None,
+        window: int | None,
     ) -> torch.Tensor:
         """Of the group's queries `[tokens, heads, head_dim]`, whose keys are stored; the same shape."""
         keys, values = (store[self._slots, :, : self._stop] for store in (keys, values))

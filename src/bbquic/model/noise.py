@@ -21,8 +21,10 @@ _HALF = np.uint64(32)
 def gumbel_noise_at(
     seeds: NDArray[np.uint64], positions: NDArray[np.uint64], tokens: NDArray[np.uint64]
 ) -> NDArray[np.float64]:
-    """Noise of tokens, each at a position of a record with a seed; arrays of one shape, and so is the result."""
-    draws = np.choose((tokens % np.uint64(4)).astype(np.intp), _philox(1 + tokens // np.uint64(4), positions, seeds))
+    """Noise of tokens, each at a position of a record with a seed; all arrays are of one shape."""
+    draws = np.choose(
+        (tokens % np.uint64(4)).astype(np.intp), _philox(1 + tokens // np.uint64(4), positions, seeds)
+    )
     uniform = (draws >> np.uint64(11) | np.uint64(1)) * 2.0**-53
     return -np.log(-np.log(uniform))  # type: ignore[no-any-return]
 
