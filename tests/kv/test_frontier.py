@@ -68,7 +68,9 @@ def test_levels_one_by_one_attend_as_the_whole_tree(
     expected = whole.attend(0, q, k, v, scale=None, window=window)[0]
 
     arena = arena_with(where, seed)
-    first = dict(zip(rows, torch.tensor([0, *(span.count for span in spans)]).cumsum(0).tolist(), strict=False))
+    first = dict(
+        zip(rows, torch.tensor([0, *(span.count for span in spans)]).cumsum(0).tolist(), strict=False)
+    )
     cells = {
         s: dict(enumerate(data.draw(st.permutations(range(n, n + len(tree))))))  # in any free cells
         for s, (n, tree) in rows.items()

@@ -19,7 +19,9 @@ SEEDS = st.integers(0, MAX_SEED)
         max_size=5,
     )
 )
-def test_noise_of_single_tokens_is_the_vocabularys_bit_for_bit(rows: list[tuple[int, int, list[int]]]) -> None:
+def test_noise_of_single_tokens_is_the_vocabularys_bit_for_bit(
+    rows: list[tuple[int, int, list[int]]],
+) -> None:
     seeds = np.array([[seed] * 3 for seed, _, _ in rows], dtype=np.uint64)
     positions = np.array([[position] * 3 for _, position, _ in rows], dtype=np.uint64)
     tokens = np.array([tokens for *_, tokens in rows], dtype=np.uint64)

@@ -78,6 +78,7 @@ class ModelDrafter:
         Raises: ModelError, with the figures, where the memory holds no sequence of some length.
         """
         self.name = name
+        self.tokens_read = 0  # of prompts and answers; those of trees do not count
         self._model = model
         self._vocabulary = vocabulary
         self._known = known
@@ -157,6 +158,7 @@ class ModelDrafter:
         device = self._model.device
         attention = PackedAttention(spans, self._store.where, self._store.arena, device=device)
         hidden = self._run(tokens, positions, attention)
+        self.tokens_read += len(tokens)
         for (one, count), end in zip(rows, ends, strict=True):
             first = len(one.held.tokens)
             one.held.tokens += one.ask.tokens[first : first + count]
