@@ -201,7 +201,7 @@ def test_a_coordinator_on_a_node_drafts_by_n_grams(model: Path, references: Refe
     async def keep(group: Sequence[Outcome]) -> None:
         outcomes.extend(group)
 
-    async def main() -> None:
+    async def main(guesses: int) -> None:
         how = at_stage(batch=BATCH, micro_batches=2, kv_tokens=BATCH * 2 * SLOT)
         async with (
             cluster_of([model] * 2) as cluster,
@@ -215,7 +215,7 @@ def test_a_coordinator_on_a_node_drafts_by_n_grams(model: Path, references: Refe
             steps.append(loop.statistics().sums.steps)
 
     for guesses in (0, 16):
-        run(main)
+        run(partial(main, guesses))
     assert steps[1] < steps[0], "some guesses were right"
     came = {one.line: tokens_of(one) for one in outcomes if isinstance(one, Completion)}
     assert came == references[0.0]
