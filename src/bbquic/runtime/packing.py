@@ -56,8 +56,8 @@ class Packing:
         return self._add(slot, seat, tokens, None)
 
     def add_decode_row(self, slot: int, seat: Seat, draft: DraftTree | None, kept: Path | None) -> int:
-        """The newest token of a sequence, with what is drafted behind it; the row's size. Of the draft goes on
-        from the first stage what is `kept`."""
+        """The newest token of a sequence, with what is drafted behind it; the row's size. Of the draft what
+        is `kept` goes on from the first stage."""
         tokens, _ = seat.sequence.next_row(1)
         self._trees.append(draft)
         if draft is None:
