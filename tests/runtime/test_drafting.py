@@ -83,9 +83,10 @@ def test_whatever_is_guessed_every_sequence_is_answered_as_if_nothing_were(
     longest = 60 + 40 + len(SHARED)
     if max(options.tiers) < 16 * 8 + longest:  # else a head would not fit
         heads = [()]
-    kind = Pipeline if not lost or restart else LossyPipeline
-    more = {} if kind is Pipeline else {"fails": fails_at}
-    kind(scheduler, options, jobs, rng, chaos, heads, delay=delay, **more).run()
+    if lost and not restart:
+        LossyPipeline(scheduler, options, jobs, rng, chaos, heads, delay=delay, fails=fails_at).run()
+    else:
+        Pipeline(scheduler, options, jobs, rng, chaos, heads, delay=delay).run()
 
 
 @pytest.mark.parametrize("is_instant", [True, False])
