@@ -29,7 +29,16 @@ from bbquic.errors import (
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.coordinator import CoordinatorOptions
 from bbquic.runtime.progress import LoopStatistics
-from bbquic.runtime.protocol import JobId, Name, Natural, PlanHeader, Positive, Text, WireSampling
+from bbquic.runtime.protocol import (
+    MAX_TREE,
+    JobId,
+    Name,
+    Natural,
+    PlanHeader,
+    Positive,
+    Text,
+    WireSampling,
+)
 from bbquic.runtime.record import MAX_STOP_LENGTH, MAX_STOPS
 from bbquic.runtime.request import Completion, FinishReason, Request, Unanswerable
 from bbquic.runtime.scheduler import SchedulerOptions
@@ -76,6 +85,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     slow: Duration
     stall: Duration
     shares_prefixes: bool = True
+    most_guesses: Annotated[int, Meta(ge=0, lt=MAX_TREE)] = 0  # of a row, by n-grams; 0: no drafts
 
     def __post_init__(self) -> None:
         if self.window < self.slots + self.look_ahead:  # else both sides would wait for the other
@@ -107,6 +117,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
             slow=options.slow,
             stall=options.stall,
             shares_prefixes=work.shares_prefixes,
+            most_guesses=work.most_guesses,
         )
 
     def work(self, plan: PlanHeader) -> SchedulerOptions:
@@ -121,6 +132,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
                 depth=plan.depth,
                 start=self.start,
                 shares_prefixes=self.shares_prefixes,
+                most_guesses=self.most_guesses,
             )
         except ValueError as error:
             raise PlanRefused(f"{plan.coordinator} cannot coordinate job {plan.job}: {error}") from None

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
+from bbquic.draft.drafter import AlwaysGuesses
 from bbquic.errors import BBQuicError, ConnectionLost, PlanRefused, RemoteProtocolError, Stalled
 from bbquic.runtime.cluster import StageLink
 from bbquic.runtime.coordination import (
@@ -25,6 +26,7 @@ from bbquic.runtime.coordination import (
     grouped,
 )
 from bbquic.runtime.coordinator import Coordinator
+from bbquic.runtime.drafters import ngram_drafter
 from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import PlanHeader, RefusedHeader
 from bbquic.runtime.reach import DIAL_DEADLINE
@@ -101,7 +103,11 @@ class Hosting:
                 coordinator = Coordinator(
                     links,
                     self._plan,
-                    Scheduler(how.work(self._plan)),
+                    Scheduler(
+                        how.work(self._plan),
+                        drafter=ngram_drafter() if how.most_guesses else None,
+                        speculation=AlwaysGuesses(how.most_guesses),
+                    ),
                     ends=frozenset(how.ends),
                     text=self._text,
                     options=how.options,
