@@ -34,7 +34,7 @@ class ModelDrafterOptions:
     rows: int = 256
     threads: int = 1
     pack_tokens: int = 256
-    call_tokens: int = 2048
+    call_tokens: int = 512
 
     def __post_init__(self) -> None:
         if min(self.memory, self.rows, self.threads, self.pack_tokens, self.call_tokens) < 1:

@@ -280,7 +280,8 @@ def job_loop(
     stage's node, which has its own."""
     work, ends = _scheduling(plan, options), directory.eos
     if plan.coordinator is not None:
-        return RemoteCoordinator(links, plan, work, ends=ends, options=options.coordinator)
+        name = "" if drafter is None else drafter.name
+        return RemoteCoordinator(links, plan, work, ends=ends, options=options.coordinator, drafter=name)
     return Coordinator(
         links,
         plan,

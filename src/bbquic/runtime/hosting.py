@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import msgspec
 
-from bbquic.draft.drafter import AlwaysGuesses
 from bbquic.errors import BBQuicError, ConnectionLost, PlanRefused, RemoteProtocolError, Stalled
 from bbquic.runtime.cluster import StageLink
 from bbquic.runtime.coordination import (
@@ -26,12 +25,10 @@ from bbquic.runtime.coordination import (
     grouped,
 )
 from bbquic.runtime.coordinator import Coordinator
-from bbquic.runtime.drafters import ngram_drafter
 from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import PlanHeader, RefusedHeader
 from bbquic.runtime.reach import DIAL_DEADLINE
 from bbquic.runtime.request import Completion, Outcome, Request
-from bbquic.runtime.scheduler import Scheduler
 from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.transport.channel import Channel
@@ -103,11 +100,7 @@ class Hosting:
                 coordinator = Coordinator(
                     links,
                     self._plan,
-                    Scheduler(
-                        how.work(self._plan),
-                        drafter=ngram_drafter() if how.most_guesses else None,
-                        speculation=AlwaysGuesses(how.most_guesses),
-                    ),
+                    how.scheduler(self._plan),
                     ends=frozenset(how.ends),
                     text=self._text,
                     options=how.options,
