@@ -1,4 +1,4 @@
-"""Whole runs with drafters that `bbquic generate` can be told to use: the same answers, and what it came to."""
+"""Whole runs with the drafters that a command can ask for: the same answers, and what it came to."""
 
 from __future__ import annotations
 
