@@ -17,8 +17,12 @@ from test_losses import SHARED, LossyPipeline, lost_at
 
 from bbquic.draft.drafter import AlwaysGuesses, Ask
 from bbquic.draft.tree import DraftTree
+from bbquic.kv.ranges import SlotRange
+from bbquic.runtime.losses import gone_with
+from bbquic.runtime.protocol import Row
 from bbquic.runtime.request import Completion
 from bbquic.runtime.scheduler import Pack, Scheduler, SchedulerOptions
+from bbquic.runtime.seats import Flight, MicroBatch, Seat
 from paces import FixedPace, RandomPace
 
 
@@ -265,3 +269,12 @@ def test_a_tree_that_is_lost_is_nobodys_doing_beside_a_chunk() -> None:
     assert scheduler.lose(0, mixed.step, lost_at(mixed.step)) == []
     launched(scheduler)
     assert [sequence.losses for _, _, sequence in scheduler.seats()] == [0, 1]
+
+
+def test_what_a_lost_row_accepted_is_as_good_as_lost() -> None:
+    """It lies among the other nodes of its tree where the stages did not compute the row that says so."""
+    batch = MicroBatch(0, range=SlotRange.of(0, 4, 16))
+    row = Row(0, 1, 9, 1, True, None, None, (0, 2))
+    seat = Seat(make_sequence(0, 4, 8), 1)
+    flight = Flight(Pack(0, 2, SlotRange.of(0, 4, 16), (row,), (5,), 0), (seat,), (None,))
+    assert gone_with([batch], flight) == {(0, 0, 1): 7}
