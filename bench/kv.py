@@ -236,7 +236,9 @@ def tree_pack(where: SlotRange, context: int) -> tuple[PackHeader, Placement]:
         layouts[index] = placed.layout
         moves.append(placed.after)
         rows.append(row)
-    return PackHeader("0" * 16, 0, 0, 1, where.numbers, tuple(rows)), Placement(layouts, tuple(moves))
+    ids = bytes(4 * len(TREE.nodes) * len(rows))
+    pack = PackHeader("0" * 16, 0, 0, 1, where.numbers, tuple(rows), ids)
+    return pack, Placement(layouts, tuple(moves))
 
 
 def measure_compaction(size: Size) -> tuple[dict[str, float], dict[str, Any]]:

@@ -16,10 +16,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bbquic.errors import StageFailed
+from bbquic.errors import RemoteProtocolError, StageFailed
 from bbquic.kv.compaction import TOGETHER, CompactionFailed, Compactor, PackCompaction
 from bbquic.kv.ranges import SlotRange, Tiers
-from bbquic.kv.regions import SlotCompaction
+from bbquic.kv.regions import Regions, SlotCompaction
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
@@ -27,8 +27,9 @@ from bbquic.model.sampling import choose
 from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.ledger import Ledger
 from bbquic.runtime.placement import CompactionPolicy, Placement
-from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree, WireSampling
+from bbquic.runtime.protocol import PackHeader, Row, Stage, TokensHeader, Tree, WireSampling
 from bbquic.runtime.stage import ModelWorker, stage_errors
+from bbquic.runtime.trees import onward, token_ids, verdicts
 
 CAPACITY, TIERS = 48, (144, 96)  # three slots in one tier, two in the other
 WHERE = SlotRange.of(0, 3, CAPACITY, 144, 2)
@@ -120,42 +121,25 @@ class Drafting:
                 parents.append(parent)
                 tokens.append(drawn.choice(wrong))
         self.right = tuple(right)
-        return Tree(tuple(nodes), tuple(parents)), tokens
+        kept: list[int] = []  # some nodes that are not right are not
+        for node, parent in zip(nodes, parents, strict=True):
+            if node in right or (parent in kept and drawn.random() < 0.5):
+                kept.append(node)
+        return Tree(tuple(nodes), tuple(parents), tuple(kept) if drawn.random() < 0.7 else None), tokens
 
-    def take(self, row: Row, tokens: Sequence[int]) -> None:
-        """The tokens that came back for a row: those of the right path are the answer's."""
+    def take(self, row: Row, tokens: Sequence[int], path: tuple[int, ...]) -> None:
+        """The tokens that came back for a row: those of the right path, which are the answer's."""
         if row.tree is None:
             self.stored += row.count
             if row.wants_token:
                 assert list(tokens) == [self.answer[self.done]]
                 self.done += 1
             return
-        at = [tokens[row.tree.nodes.index(node)] for node in self.right]
-        assert at == self.answer[self.done : self.done + len(at)], "the answer at each accepted node"
-        self.done += len(at)
-        self.stored += len(at)
+        assert path == self.right
+        assert list(tokens) == self.answer[self.done : self.done + len(path)], "the answer at each node"
+        self.done += len(path)
+        self.stored += len(path)
         self.accepted = self.right
-
-
-def pruned(pack: PackHeader, keeps: Sequence[Drafting], drawn: random.Random) -> tuple[PackHeader, list[int]]:
-    """The pack without some nodes that are not on a right path, and the places of the others."""
-    rights = {one.slot: set(one.right) for one in keeps}
-    rows, places, stop = [], [], 0
-    for row in pack.rows:
-        start, stop = stop, stop + row.count
-        kept = list(range(row.count))
-        if row.tree is not None:
-            tree = row.tree
-            left: set[int] = set()
-            for node, parent in zip(tree.nodes, tree.parents, strict=True):
-                if node in rights[row.slot] or (parent in left and drawn.random() < 0.5):
-                    left.add(node)
-            kept = [place for place, node in enumerate(tree.nodes) if node in left]
-            tree = Tree(*(tuple(ids[place] for place in kept) for ids in (tree.nodes, tree.parents)))
-            row = msgspec.structs.replace(row, count=len(kept), tree=tree)
-        rows.append(row)
-        places += [start + place for place in kept]
-    return msgspec.structs.replace(pack, rows=tuple(rows), tokens=b""), places
 
 
 def drive(
@@ -172,20 +156,21 @@ def drive(
         pack = PackHeader("0" * 16, 0, 0, step, WHERE.numbers, tuple(row for row, _ in made), ids)
         body: bytes | memoryview = b""
         for ledger, worker in zip(ledgers, workers, strict=True):
-            if worker is not workers[0]:
-                pack, places = pruned(pack, chosen, drawn)
-                hidden = np.frombuffer(body, np.float32).reshape(-1, HIDDEN)
-                body = hidden[places].tobytes()
             (due,) = ledger.admit(pack, None)
             staged = worker.stage_in(pack, body, due.placement)
             output = worker.stage_out(pack, worker.compute(pack, staged, due.copies))
             body = output.body
+            if output.tokens is None:
+                pack = onward(pack)
+                assert len(body) == 4 * HIDDEN * pack.token_count
+                assert len(pack.tokens) == (4 * pack.token_count if pack.has_trees else 0)
         assert output.tokens is not None
-        came = iter(output.tokens)
+        came, paths = iter(output.tokens), iter(output.paths)
         for one, row in zip(chosen, pack.rows, strict=True):
-            count = row.count if row.tree is not None else int(row.wants_token)
-            one.take(row, [next(came) for _ in range(count)])
+            path = () if row.tree is None else next(paths)
+            one.take(row, [next(came) for _ in range(len(path) or row.wants_token)], path)
         assert next(came, None) is None
+        assert next(paths, None) is None
     return step
 
 
@@ -205,7 +190,7 @@ def test_at_each_accepted_node_comes_the_token_of_the_reference(
         drive(workers, policy, sequences, random.Random(seed))
 
 
-def test_a_sampled_tree_has_at_each_node_the_token_that_a_plain_row_has_there(tiny: Path) -> None:
+def test_a_sampled_tree_has_behind_its_path_the_tokens_that_plain_rows_have_there(tiny: Path) -> None:
     how = WireSampling(1.5, 1.0, 0, 77)
 
     def run(worker: ModelWorker, ledger: Ledger[None], step: int, row: Row, tokens: list[int]) -> list[int]:
@@ -230,7 +215,7 @@ def test_a_sampled_tree_has_at_each_node_the_token_that_a_plain_row_has_there(ti
     tree = Tree((0, 1, 2, 5, 6), (0, 0, 0, 2, 5))
     row = Row(0, 1, 4, 5, True, how, tree)
     got = run(*drafting, 2, row, [answer[0], wrong, answer[1], answer[2], answer[3]])
-    assert [got[place] for place in (0, 2, 3, 4)] == answer[1:]
+    assert got == answer[1:], "what is behind the nodes of the path, and of no other"
 
 
 def test_the_thread_that_moves_cells_ends_with_its_worker(tiny: Path) -> None:
@@ -279,3 +264,68 @@ def test_a_block_is_not_read_again_before_its_moves_are_known_to_be_good(tiny: P
         after.before(2)
     with pytest.raises(CompactionFailed, match="failed in block 0"):
         compactor.wait_all()
+
+
+A_TREE = ((0, 2, 3, 5), (0, 0, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        ((2, 3), "nodes of it, in order, with its root"),
+        ((0, 3, 2), "nodes of it, in order"),
+        ((0, 4), "nodes of it, in order"),
+        ((0, 3), "without its parent"),
+    ],
+)
+def test_what_is_kept_of_a_tree_is_a_tree_of_its_nodes(kept: tuple[int, ...], why: str) -> None:
+    assert Tree(*A_TREE, (0, 2, 3)).kept == (0, 2, 3)
+    with pytest.raises(ValueError, match=why):
+        Tree(*A_TREE, kept)
+
+
+@pytest.mark.parametrize("path", [(1,), (0, 2, 2), (0, 3, 2)])
+def test_a_path_that_leads_nowhere_is_refused(path: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="begins at the root"):
+        TokensHeader("0" * 16, 0, 0, 1, (5,) * len(path), paths=(path,))
+
+
+def test_what_is_pruned_goes_no_further_than_the_first_stage() -> None:
+    rows = (
+        Row(0, 1, 3, 2, False, None),
+        Row(1, 1, 8, 4, True, None, Tree(*A_TREE, (0, 2))),
+        Row(2, 1, 5, 1, True, None, None, (0, 1)),
+    )
+    ids = np.array([10, 11, 20, 22, 23, 25, 30], dtype="<i4")
+    pack = PackHeader("0" * 16, 0, 0, 1, WHERE.numbers, rows, ids.tobytes())
+    went = onward(pack)
+    assert went.rows == (rows[0], Row(1, 1, 8, 2, True, None, Tree((0, 2), (0, 0))), rows[2])
+    assert token_ids(went).tolist() == [10, 11, 20, 22, 30]
+    assert onward(went) == went
+    lost = msgspec.structs.replace(onward(pack), tokens=b"")
+    with pytest.raises(RemoteProtocolError, match="0 bytes of token ids for 5 tokens"):
+        token_ids(lost)
+
+
+def test_a_tree_without_its_tokens_is_refused_behind_the_first_stage(tiny: Path) -> None:
+    _, last = workers_of(tiny, 2, 0)
+    row = Row(0, 1, 0, 2, True, None, Tree((0, 1), (0, 0)))
+    pack = PackHeader("0" * 16, 0, 0, 1, WHERE.numbers, (row,))
+    layout = Regions().layout(0, (0, 0))
+    with pytest.raises(RemoteProtocolError, match="0 bytes of token ids for 2 tokens"):
+        last.stage_in(pack, bytes(2 * 4 * HIDDEN), Placement({0: layout}))
+
+
+def test_what_is_chosen_is_asked_at_visited_nodes_alone() -> None:
+    """Noise for one row takes a millisecond."""
+    asked: list[int] = []
+
+    def chosen(place: int) -> int:
+        asked.append(place)
+        return {0: 7, 1: 22, 2: 99}[place]
+
+    rows = (Row(0, 1, 3, 1, True, None), Row(1, 1, 8, 4, True, None, Tree(*A_TREE)))
+    ids = np.array([10, 20, 22, 23, 25], dtype="<i4")
+    pack = PackHeader("0" * 16, 0, 0, 1, WHERE.numbers, rows, ids.tobytes())
+    assert verdicts(pack, chosen) == ((7, 22, 99), ((0, 2),))
+    assert asked == [0, 1, 2]
