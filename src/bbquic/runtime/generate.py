@@ -164,7 +164,8 @@ async def deployed(
     planning = options.planning
     without = report if planning is not None and not planning.search.given else None
     async with dialled(endpoint, nodes, options.deadlines, without) as channels:
-        placed = _Placed(channels, await describe_all(channels, options.deadlines), options.layout)
+        wanted = replace(options.layout, guesses=options.drafting.most_guesses)
+        placed = _Placed(channels, await describe_all(channels, options.deadlines), wanted)
         if planning is not None:
             placed = await _planned(placed, nodes, model, job, planning, report)
         layout = placed.layout
