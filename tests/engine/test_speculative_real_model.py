@@ -42,7 +42,7 @@ def references(real: ModelDirectory) -> References:
         async with cluster_of([real.path]) as cluster:
             how = partial(sampling_of, WARM)
             answers, _ = await serve(cluster, real.path, RECORDS, layout(1, 1, 0.0), sampling=how)
-            sampled.update({line: tokens_of(one, real.eos) for line, one in answers.items()})
+            sampled.update({line: tokens_of(one, min(real.eos)) for line, one in answers.items()})
 
     run(main)
     return {0.0: greedy, WARM: sampled}

@@ -39,7 +39,6 @@ from bbquic.runtime.scheduler import SchedulerOptions
 from bbquic.units import Seconds
 
 END = 2  # of the tiny model
-ENDS = frozenset({END})
 
 RECORDS: list[dict[str, Any]] = [
     *({"prompt": f"the of {n}", "max_tokens": 20} for n in range(3)),
@@ -62,7 +61,7 @@ def references(model: Path) -> References:
         async with cluster_of([model]) as cluster:
             how = partial(sampling_of, WARM)
             answers, _ = await serve(cluster, model, RECORDS, layout(1, 1, 0.0), sampling=how)
-            sampled.update({line: tokens_of(one, ENDS) for line, one in answers.items()})
+            sampled.update({line: tokens_of(one, END) for line, one in answers.items()})
 
     run(main)
     assert any(END in one for one in (*found.values(), *sampled.values())), "an answer ends by itself"
@@ -133,7 +132,7 @@ def test_a_drafter_that_breaks_or_hangs_costs_the_job_nothing_but_its_guesses(
             how = replace(how, coordinator=replace(how.coordinator, draft=Seconds(0.01)))
         async with cluster_of([model] * 2) as cluster:
             came, scheduler = await serve(cluster, model, RECORDS, how, drafter=drafter, guesses=4)
-        assert {line: tokens_of(one, ENDS) for line, one in came.items()} == references[0.0]
+        assert {line: tokens_of(one, END) for line, one in came.items()} == references[0.0]
         assert f"one who breaks drafts no more: {why}" in scheduler.decisions()
 
     run(main)
@@ -169,7 +168,7 @@ def test_a_coordinator_on_a_node_drafts_by_n_grams(model: Path, references: Refe
     for guesses in (0, 16):
         run(partial(main, guesses))
     assert steps[1] < steps[0], "some guesses were right"
-    came = {one.line: tokens_of(one, ENDS) for one in outcomes if isinstance(one, Completion)}
+    came = {one.line: tokens_of(one, END) for one in outcomes if isinstance(one, Completion)}
     assert came == references[0.0]
     assert len(outcomes) == 2 * len(came)
 
