@@ -51,7 +51,7 @@ def test_tokens_that_come_one_by_one_are_as_those_that_come_at_once(tokens: list
 def test_a_text_that_repeats_itself_is_drafted_as_it_was() -> None:
     tree = draft_ngrams(index_of([1, 2, 3, 4, 5, 6, 1, 2, 3]), NgramConfidence(), 3, 8)
     assert tree.tokens == (3, 4, 5, 6)
-    assert tree.is_chain
+    assert tree.parents == (0, 0, 1, 2)
 
 
 def test_two_ways_it_went_on_are_two_branches() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Guesses = Sequence[tuple[int, float]]  # tokens and their probabilities, given the path that leads there
@@ -52,10 +52,6 @@ class DraftTree:
             depths.append(depths[parent] + 1)
         return tuple(depths)
 
-    @property
-    def is_chain(self) -> bool:
-        return self.parents[1:] == tuple(range(self.guesses))
-
     def heaviest(self, guesses: int) -> tuple[int, ...]:
         """Ids of the root and the `guesses` heaviest others, ascending; with a node its ancestors.
 
@@ -63,22 +59,6 @@ class DraftTree:
         """
         others = sorted(range(1, len(self.tokens)), key=lambda node: (-self.weights[node], node))
         return tuple(sorted([0, *others[:guesses]]))
-
-    def above(self, weight: float) -> tuple[int, ...]:
-        """Ids of the root and of the nodes of at least this weight, ascending; with a node its ancestors."""
-        return tuple(node for node, own in enumerate(self.weights) if node == 0 or own >= weight)
-
-    def only(self, nodes: Collection[int]) -> DraftTree:
-        """The tree of these nodes, numbered anew. Raises: ValueError where one's parent is missing."""
-        kept = sorted(nodes)
-        number = {node: place for place, node in enumerate(kept)}
-        if any(self.parents[node] not in number for node in kept):
-            raise ValueError("a node is kept without its parent")
-        return DraftTree(
-            tuple(self.tokens[node] for node in kept),
-            tuple(number[self.parents[node]] for node in kept),
-            tuple(self.weights[node] for node in kept),
-        )
 
 
 def grow(token: int, guess: Callable[[tuple[int, ...]], Guesses], guesses: int, depth: int) -> DraftTree:
@@ -107,12 +87,3 @@ def grow(token: int, guess: Callable[[tuple[int, ...]], Guesses], guesses: int, 
         paths.append((*paths[parent], child))
         ask(len(tokens) - 1)
     return DraftTree(tuple(tokens), tuple(parents), tuple(weights))
-
-
-def chain(token: int, guesses: Iterable[tuple[int, float]]) -> DraftTree:
-    """A tree without branches: each guess, with its probability, follows the one before."""
-    tokens, weights = [token], [1.0]
-    for guess, probability in guesses:
-        tokens.append(guess)
-        weights.append(weights[-1] * min(1.0, probability))
-    return DraftTree(tuple(tokens), (0, *range(len(tokens) - 1)), tuple(weights))
