@@ -38,7 +38,10 @@ MAX_MICRO_BATCHES = 1024
 MAX_DEPTH = 64
 MAX_TREE = 1024  # nodes of a draft tree
 
+MAX_TOKENS = 2**16  # of one pack's answers
+
 NodeId = Annotated[int, Meta(ge=0, lt=2**16)]
+Path = Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)]
 
 
 class WireSampling(Struct, frozen=True, array_like=True):
@@ -63,11 +66,13 @@ class Tree(Struct, frozen=True, array_like=True):
     """A draft tree as a row's tokens: their ids in the unpruned tree, rising, and each one's parent's id.
 
     Node 0 is the root, the last committed token, and its own parent; a parent comes before its children.
-    A node may be missing, and then its descendants are too.
+    A node may be missing, and then its descendants are too. Of all these nodes a stage passes on those that
+    are `kept`, ids from the root's on, a node with its ancestors; None: all.
     """
 
     nodes: Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)]
     parents: Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)]
+    kept: Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)] | None = None
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.parents) or self.nodes[0] != 0 or self.parents[0] != 0:
@@ -77,6 +82,13 @@ class Tree(Struct, frozen=True, array_like=True):
             if node <= before or parent not in known:
                 raise ValueError(f"node {node} of a tree comes out of order or before its parent {parent}")
             known.add(node)
+        if self.kept is not None:
+            kept = set(self.kept)
+            parents = dict(zip(self.nodes, self.parents, strict=True))
+            if self.kept[0] != 0 or not _rises(self.kept) or not kept <= known:
+                raise ValueError("what is kept of a tree are nodes of it, in order, with its root")
+            if any(parents[node] not in kept for node in self.kept):
+                raise ValueError("a node of a tree is kept without its parent")
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -95,7 +107,7 @@ class Row(Struct, frozen=True, array_like=True):
     wants_token: bool
     sampling: WireSampling | None
     tree: Tree | None = None
-    accepted: Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)] | None = None
+    accepted: Path | None = None
 
     def __post_init__(self) -> None:
         if self.tree is not None and (len(self.tree.nodes) != self.count or not self.wants_token):
@@ -140,7 +152,8 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
     Identity is (job, epoch, micro_batch, step). Every pack names the range of the arena that its
     micro-batch owns (`SlotRange.of`), so that cutting ranges anew needs no message. One that is `lost` was
-    not computed by a stage, and is by none behind it; its body is empty.
+    not computed by a stage, and is by none behind it; its body is empty. Token ids go as far as they are
+    needed: to the first stage, and where a row has a tree to the last one, which verifies it.
     """
 
     job: JobId
@@ -149,7 +162,7 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
     step: Natural
     range: Annotated[tuple[Natural, ...], Meta(min_length=3, max_length=2 * MAX_TIERS + 1)]
     rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_ROWS)]
-    tokens: bytes = b""  # T ids, little-endian int32; empty behind the first stage
+    tokens: bytes = b""  # T ids, little-endian int32; behind the first stage empty unless a row has a tree
     moves: Annotated[tuple[Move, ...], Meta(max_length=MAX_ROWS)] = ()
     frame: Annotated[bytes, Meta(max_length=64)] = b""  # how the body is coded (`codec.frame`)
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
@@ -170,6 +183,10 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(row.count for row in self.rows)
 
     @property
+    def has_trees(self) -> bool:
+        return any(row.tree is not None for row in self.rows)
+
+    @property
     def can_wait(self) -> bool:
         """Whether no row of it is a decode row or a tree: prompts are read beside answers, not before."""
         return not any(row.wants_token and (row.count == 1 or row.tree) for row in self.rows)
@@ -178,20 +195,24 @@ class PackHeader(Struct, frozen=True, forbid_unknown_fields=True):
 class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
     """TOKENS: the answers of a pass, one token for each row that wanted one, in row order.
 
-    A row with a tree has one for each node. Where the pack was `lost` there are none.
+    A row with a tree has one for each node of its accepted path, which are in `paths`: ids from the root on,
+    a path for each such row, in row order. Where the pack was `lost` there are none.
     """
 
     job: JobId
     epoch: Natural
     micro_batch: Natural
     step: Natural
-    tokens: Annotated[tuple[Natural, ...], Meta(max_length=MAX_ROWS)]
+    tokens: Annotated[tuple[Natural, ...], Meta(max_length=MAX_TOKENS)]
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
     lost: Lost | None = None
+    paths: Annotated[tuple[Path, ...], Meta(max_length=MAX_ROWS)] = ()
 
     def __post_init__(self) -> None:
-        if self.lost is not None and self.tokens:
+        if self.lost is not None and (self.tokens or self.paths):
             raise ValueError("a pack that is lost has no tokens")
+        if any(path[0] != 0 or not _rises(path) for path in self.paths):
+            raise ValueError("a path begins at the root, and leads from parents to children")
 
 
 class Stage(Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from bbquic.runtime.losses import MOST_LOST, SMALLER, Notices, blamed, gone_with
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
 from bbquic.runtime.prefixes import Prefixes
-from bbquic.runtime.protocol import Lost
+from bbquic.runtime.protocol import MAX_TREE, Lost
 from bbquic.runtime.regrouping import Regrouping
 from bbquic.runtime.request import Completion, Outcome, Unanswerable
 from bbquic.runtime.seating import Seating
@@ -47,6 +47,8 @@ class SchedulerOptions:
     depth: int = DEPTH  # packs of a micro-batch on their way at most; the plan's, or less
     start: int | None = None
     shares_prefixes: bool = True  # what prompts begin with in common is read once, and copied
+    most_guesses: int = 0  # of a row's tree: every slot has room for such trees and their holes
+    kept_guesses: int | None = None  # the most probable ones that go on from the first stage; None: all
 
     def __post_init__(self) -> None:
         if not 1 <= self.micro_batches <= self.slots:
@@ -55,6 +57,8 @@ class SchedulerOptions:
             raise ValueError(f"of {self.micro_batches} micro-batches {self.start} cannot be the first")
         if self.prefill_tokens < 1 or self.look_ahead < 1 or self.depth < 1:
             raise ValueError("prefill_tokens, look_ahead and depth are at least 1")
+        if not 0 <= self.most_guesses < MAX_TREE or (self.kept_guesses is not None and self.kept_guesses < 0):
+            raise ValueError(f"a tree has 0 to {MAX_TREE - 1} guesses")
 
 
 class Scheduler:
