@@ -27,6 +27,7 @@ from bbquic.runtime.protocol import Lost, PackHeader
 from bbquic.runtime.stage import LOSABLE, Computed, Output, Staged, StageWorker, stage_errors
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.timing import Mark
+from bbquic.runtime.trees import onward
 from bbquic.units import Seconds
 
 WAITING = 2  # packs before a lane: more would only wait longer, and a waiting one keeps memory on the device
@@ -52,14 +53,15 @@ class Job:
     staged: Staged | None = None
     computed: Computed | None = None
     output: Output | None = None
-    frame: Frame | None = None  # of an output that is a tensor
+    onward: PackHeader | None = None  # of an output that is a tensor: what goes on with it
+    frame: Frame | None = None
     lost: Lost | None = None  # why there is no output, and none is to come
     times: tuple[float, ...] = ()  # DELIVERED to ENCODED, once there is an output
 
     def lose(self, lost: Lost) -> None:
         """Have no output, and keep nothing of what was computed."""
         self.lost, self.body = lost, b""
-        self.staged = self.computed = self.output = self.frame = None
+        self.staged = self.computed = self.output = self.onward = self.frame = None
 
     def marks(self, handed: float) -> Marks:
         """Microseconds after its arrival, as `StageTiming` has them.
@@ -268,7 +270,8 @@ class Lanes:
             job.output = output = self._worker.stage_out(job.pack, computed)
             if output.tokens is None:
                 assert self._outgoing is not None, "only the last stage has tokens"
-                job.frame = self._outgoing.encode(job.pack, output.body, is_alone=self._inside == 1)
+                job.onward = onward(job.pack)
+                job.frame = self._outgoing.encode(job.onward, output.body, is_alone=self._inside == 1)
             job.encoded = time.monotonic()
             job.times = (
                 job.delivered,

@@ -36,7 +36,9 @@ def gone_with(batches: Items[MicroBatch], flight: Flight) -> dict[_Seat, int]:
     """The seats that a lost pack leaves without their KV, and how many tokens are still good: those of its
     rows, and whoever fetches theirs from these, by moves that are on their way or are yet to be made."""
     pack = flight.pack
-    good = {(pack.micro_batch, row.slot, row.generation): row.first for row in pack.rows}
+    good = {
+        (pack.micro_batch, row.slot, row.generation): row.first - len(row.accepted or ()) for row in pack.rows
+    }
     for move in pack.moves:  # not made on the stages behind
         good[pack.micro_batch, move.target, move.target_generation] = 0
     moves = [
@@ -56,7 +58,7 @@ def gone_with(batches: Items[MicroBatch], flight: Flight) -> dict[_Seat, int]:
 def blamed(flight: Flight) -> set[Seat]:
     """Whose doing a loss may be: chunks of prompts are what takes memory, so not decode rows beside them."""
     rows = list(zip(flight.pack.rows, flight.seats, strict=True))
-    chunks = {seat for row, seat in rows if row.count > 1}
+    chunks = {seat for row, seat in rows if row.count > 1 and row.tree is None}
     return chunks or {seat for _, seat in rows}
 
 

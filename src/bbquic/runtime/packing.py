@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from bbquic.draft.tree import DraftTree
 from bbquic.runtime.prefixes import Prefixes
-from bbquic.runtime.protocol import Move, Row, WireSampling
+from bbquic.runtime.protocol import Move, Path, Row, Tree, WireSampling
 from bbquic.runtime.seats import Flight, MicroBatch, Pack, Seat
 
 
@@ -18,6 +21,7 @@ class Packing:
         self._rows: list[Row] = []
         self._seats: list[Seat] = []
         self._tokens: list[int] = []
+        self._trees: list[DraftTree | None] = []  # of decode rows, which come first
         self._moves: list[Move] = []
         self._prompt_tokens = 0
         self._shared_tokens = 0
@@ -49,18 +53,37 @@ class Packing:
 
     def add_row(self, slot: int, seat: Seat, budget: int) -> int:
         """The next row of a sequence, of `budget` tokens at most, and the move it waited for; its size."""
-        first = seat.sequence.computed
         tokens, from_prompt = seat.sequence.next_row(budget)
-        wants = seat.sequence.unread == 0
-        sampling = WireSampling.of(seat.sequence.request.sampling) if wants else None
-        self._rows.append(Row(slot, seat.generation, first, len(tokens), wants, sampling))
+        self._prompt_tokens += from_prompt
+        return self._add(slot, seat, tokens, None)
+
+    def add_decode_row(self, slot: int, seat: Seat, kept: Callable[[DraftTree], Path | None]) -> int:
+        """The newest token of a sequence, with what is drafted behind it; the row's size. `kept` says what of
+        a tree goes on from the first stage."""
+        sequence = seat.sequence
+        draft, sequence.draft = sequence.draft, None
+        tokens, _ = sequence.next_row(1)
+        self._trees.append(draft)
+        if draft is None:
+            return self._add(slot, seat, tokens, None)
+        nodes = tuple(range(len(draft.tokens)))
+        return self._add(slot, seat, draft.tokens, Tree(nodes, draft.parents, kept(draft)))
+
+    def _add(self, slot: int, seat: Seat, tokens: tuple[int, ...], tree: Tree | None) -> int:
+        """A row of these tokens. The sequence counts them as computed, of a tree the root."""
+        sequence, accepted = seat.sequence, seat.accepted
+        first = sequence.computed - (len(tokens) if tree is None else 1)
+        wants = sequence.unread == 0
+        sampling = WireSampling.of(sequence.request.sampling) if wants else None
+        row = Row(slot, seat.generation, first, len(tokens), wants, sampling, tree, accepted)
+        self._rows.append(row)
         self._seats.append(seat)
         self._tokens.extend(tokens)
-        self._prompt_tokens += from_prompt
+        seat.accepted = None if tree is None else (0,)
         if seat.move is not None:
             self._moves.append(seat.move)
             seat.move = None
-        self._held[slot] = first if seat.step else 0
+        self._held[slot] = first - len(accepted or ()) if seat.step else 0
         if not seat.step:
             self._batch.residues.pop(slot, None)
             if self._prefixes is not None:
@@ -68,8 +91,8 @@ class Packing:
         seat.step = self._step
         return len(tokens)
 
-    def flight(self, *, decodes: bool) -> Flight | None:
-        """None when there is no row in it."""
+    def flight(self, guesses: int = 0) -> Flight | None:
+        """None when there is no row in it. `guesses` were wanted for each decode row."""
         batch = self._batch
         if not self._rows or batch.range is None:
             return None
@@ -84,5 +107,5 @@ class Packing:
             shared_tokens=self._shared_tokens,
         )
         batch.step = self._step
-        batch.flights[self._step] = flight = Flight(pack, tuple(self._seats), decodes)
+        batch.flights[self._step] = flight = Flight(pack, tuple(self._seats), tuple(self._trees), guesses)
         return flight

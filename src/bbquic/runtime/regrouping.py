@@ -194,6 +194,7 @@ class Regrouping:
         back, the source's cells belong to the move."""
         old = source.leave(slot)
         new = self._seating.new_seat(old.sequence)
+        new.accepted = old.accepted  # the tree moves along, whatever was accepted of it
         if old.sequence.computed:
             new.move = Move(
                 micro_batch=source.index,
@@ -202,7 +203,7 @@ class Regrouping:
                 step=old.step,
                 target=place,
                 target_generation=new.generation,
-                count=old.sequence.computed,
+                count=old.held,
             )
             source.readers[slot] += 1
             del source.residues[slot]  # the move takes it along

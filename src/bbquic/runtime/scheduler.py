@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from bbquic.draft.drafter import Drafter, Speculation
+from bbquic.draft.tree import DraftTree
 from bbquic.errors import RecordError
 from bbquic.kv.ranges import Tiers
+from bbquic.runtime.drafting import Drafting, DraftWork
 from bbquic.runtime.losses import MOST_LOST, SMALLER, Notices, blamed, gone_with, must_wait
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
@@ -23,10 +26,13 @@ from bbquic.runtime.request import Completion, Outcome, Unanswerable
 from bbquic.runtime.seating import Seating
 from bbquic.runtime.seats import Flight, MicroBatch, Pack
 from bbquic.runtime.sequence import Sequence
+from bbquic.runtime.trees import answers_by_row
 
 __all__ = ["DEPTH", "Pack", "Scheduler", "SchedulerOptions"]
 
 DEPTH = 4  # packs of a micro-batch on their way: one with decode rows, and chunks of prompts behind it
+
+_Answers = list[tuple[Items[int], tuple[int, ...] | None]]  # of rows that want tokens: those, and their paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,15 @@ class SchedulerOptions:
 class Scheduler:
     """Owns every sequence between `offer` and its completion."""
 
-    def __init__(self, options: SchedulerOptions, pace: Pace | None = None) -> None:
-        """`pace` decides how many packs there are and how large; by measurements where none is given."""
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        pace: Pace | None = None,
+        drafter: Drafter | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
+        """`pace` decides how many packs there are and how large; by measurements where none is given.
+        `drafter` guesses what comes next, as much as `speculation` says; nothing is guessed without both."""
         self.pace: Pace = pace or MeasuredPace(
             micro_batches=options.micro_batches,
             depth=options.depth,
@@ -75,7 +88,8 @@ class Scheduler:
         self.generated = 0  # tokens of answers
         self.preempted = 0  # sequences whose KV was dropped
         self.shared = 0  # tokens of prompts that were copied from other slots in place of being read
-        self._came: dict[tuple[int, int], Items[int]] = {}  # tokens of steps that rest on others on their way
+        self._came: dict[tuple[int, int], _Answers] = {}  # of steps that rest on others on their way
+        self._drafting = Drafting(drafter, speculation, most=options.most_guesses, kept=options.kept_guesses)
         self._notices = Notices()
         self._options = options
         self._prefixes = Prefixes() if options.shares_prefixes else None
@@ -100,9 +114,10 @@ class Scheduler:
 
     def decisions(self) -> tuple[str, ...]:
         """What was decided and why, the newest last: what each hop is to the loop, changes of the number of
-        micro-batches, how it is now, what was lost, and what a change waits for."""
+        micro-batches, how it is now, what was lost or drafts no more, and what a change waits for."""
         waits = self._regrouping.waits_for
-        return (*self.pace.decisions(), *self._notices.words, *([f"waiting: {waits}"] if waits else []))
+        words = (*self.pace.decisions(), *self._notices.words, *self._drafting.words)
+        return (*words, *([f"waiting: {waits}"] if waits else []))
 
     @property
     def room(self) -> int:
@@ -121,6 +136,7 @@ class Scheduler:
     def offer(self, sequence: Sequence) -> None:
         """Take a sequence. Raises: RecordError `does_not_fit` when no arena share could ever hold it."""
         largest = self._seating.largest_need
+        sequence.room = self._drafting.room(largest, sequence.need)
         if sequence.need > largest:
             raise RecordError(
                 "does_not_fit",
@@ -165,9 +181,28 @@ class Scheduler:
         ready: list[int] = []
         if not batch.has_decode_rows_in_flight:
             ready = [slot for slot, seat in batch.seats() if seat.sequence.decodes]
+        if ready and self._drafting.holds(micro_batch, [batch.seat(slot).sequence for slot in ready]):
+            ready = []
         if not ready and not self._may_read_ahead(batch):
             return None
         return self._launch(batch, ready)
+
+    @property
+    def drafts_beside(self) -> bool:
+        """Whether the drafter works beside the loop, and `asks` tells it what to do."""
+        return self._drafting.has_cycle
+
+    def asks(self) -> DraftWork | None:
+        """What is to be drafted now that the drafter is free; None: nothing. Decode rows wait for it."""
+        return self._drafting.work()
+
+    def take_drafts(self, work: DraftWork, trees: Items[DraftTree]) -> None:
+        """Let those go on that wait for the trees of `work`."""
+        self._drafting.take(work, trees)
+
+    def stop_drafting(self, error: BaseException) -> None:
+        """Go on without drafts: the drafter failed."""
+        self._drafting.stop(error)
 
     def _wanted(self) -> int:
         """How many micro-batches there are to be."""
@@ -193,38 +228,38 @@ class Scheduler:
         alone = next((one for one in suspects if one[1].step not in batch.flights), None)
         if alone is not None:
             packing.add_row(*alone, max(1, self.pace.chunk(0, decoding) // SMALLER))
-            flight = packing.flight(decodes=False)
+            flight = packing.flight()
             return flight.pack if flight else None
-        for slot in ready:
-            packing.add_row(slot, batch.seat(slot), 1)
+        own = sum(packing.add_decode_row(slot, batch.seat(slot), self._drafting.kept) for slot in ready)
         reading = [one for one in reading if one not in suspects]
         if reading:
-            budget = self.pace.chunk(len(ready), decoding)
+            budget = self.pace.chunk(own, decoding)
             for slot, seat in sorted(reading, key=lambda pair: pair[1].generation):
                 if budget > 0 and (
                     seat.sequence.computed or packing.begin(slot, seat, self._seating.retiring)
                 ):
                     budget -= packing.add_row(slot, seat, budget)
-        flight = packing.flight(decodes=bool(ready))
+        flight = packing.flight(self._drafting.launched(batch.index) if ready else 0)
         if flight is None:
             return None
         self.shared += flight.pack.shared_tokens
         return flight.pack
 
-    def take_tokens(self, micro_batch: int, step: int, tokens: Items[int]) -> list[Completion] | None:
-        """The tokens of a step; gives the answers that ended with it and with those that waited for it. Steps
-        come back in any order; their tokens count once all that they rest on is back.
+    def take_tokens(
+        self, micro_batch: int, step: int, tokens: Items[int], paths: Items[tuple[int, ...]] = ()
+    ) -> list[Completion] | None:
+        """The tokens of a step, and the accepted paths of its trees; gives the answers that ended with it and
+        with those that waited for it. Steps come back in any order; their tokens count once all that they
+        rest on is back.
 
         None for a step that was answered before (a repeat). Raises: ValueError when no such step was
-        ever made or the count of tokens is not the step's.
+        ever made or tokens and paths are not the step's.
         """
         flight = self._on_its_way(micro_batch, step)
         if flight is None:
             return None
-        wanting = sum(row.wants_token for row in flight.pack.rows)
-        if len(tokens) != wanting:
-            raise ValueError(f"{len(tokens)} tokens for {wanting} rows")
-        self._came[micro_batch, step] = tokens
+        pack = flight.pack
+        self._came[micro_batch, step] = answers_by_row(pack.rows, pack.tokens, tokens, paths)
         return self._settle()
 
     def lose(self, micro_batch: int, step: int, lost: Lost) -> list[Outcome] | None:
@@ -254,6 +289,8 @@ class Scheduler:
         sequences = [seat.sequence for *_, seat in sorted(taken, key=lambda one: one[2].generation)]
         ended = [one for one in sequences if one.losses >= MOST_LOST]
         self._forget([one for one in sequences if one not in ended])
+        for one in ended:
+            self._drafting.forget(one)
         self._notices.add(lost, flight, again=len(sequences) - len(ended), ended=len(ended))
         outcomes = [Unanswerable(one.request.line, lost.code, lost.message) for one in ended]
         return [*outcomes, *self._settle()]
@@ -284,25 +321,41 @@ class Scheduler:
             flight = next((one for one in flights if not must_wait(batches, one)), None)
             if flight is None:
                 break
-            tokens = self._came.pop((flight.pack.micro_batch, flight.pack.step))
-            completions += self._commit(flight, tokens)
+            answers = self._came.pop((flight.pack.micro_batch, flight.pack.step))
+            completions += self._commit(flight, answers)
         return completions
 
-    def _commit(self, flight: Flight, tokens: Items[int]) -> list[Completion]:
-        """Hand a pack's tokens to the sequences that still have the seats of its rows."""
+    def _commit(self, flight: Flight, answers: _Answers) -> list[Completion]:
+        """Hand a pack's tokens to the sequences that still have the seats of its rows. One that ends within a
+        path leaves, and what is behind its end is dropped."""
         self._land(flight)
-        batch = self._seating.batches[flight.pack.micro_batch]
-        rows = zip(flight.pack.rows, flight.seats, strict=True)
+        pack, decoding = flight.pack, len(flight.trees)
+        batch = self._seating.batches[pack.micro_batch]
+        rows = zip(pack.rows, flight.seats, strict=True)
         wanting = [(row.slot, seat) for row, seat in rows if row.wants_token]
-        completions = []
-        for (slot, seat), token in zip(wanting, tokens, strict=True):
+        completions: list[Completion] = []
+        committed = decoded = 0
+        for place, ((slot, seat), (tokens, path)) in enumerate(zip(wanting, answers, strict=True)):
             if not seat.is_taken:
                 continue
-            self.generated += 1
-            if seat.sequence.push(token) is not None:
-                completions.append(seat.sequence.completion())
+            sequence = seat.sequence
+            count = sequence.take(tokens)
+            self.generated += count
+            if place < decoding:
+                decoded, committed = decoded + 1, committed + count
+            if path is not None:
+                seat.accepted = path[:count]
+                self._learn(sequence, flight.trees[place], path)
+            if sequence.has_ended:
+                completions.append(sequence.completion())
+                self._drafting.forget(sequence)
                 batch.leave(slot)
+        self._drafting.noted(batch.index, decoded, flight.guesses, committed)
         return completions
+
+    def _learn(self, sequence: Sequence, tree: DraftTree | None, path: tuple[int, ...]) -> None:
+        assert tree is not None, "a path is of a tree that was drafted"
+        self._drafting.learn(sequence, tree, path)
 
     def preempt(self, micro_batch: int, slot: int) -> None:
         """Drop the KV of the sequence in a slot; it waits before all others, reads again and goes on.
@@ -336,6 +389,7 @@ class Scheduler:
         The caller keeps tokens of the epoch before from coming here.
         """
         self._came.clear()
+        self._drafting.clear()
         self._forget(self._seating.clear())
         self._prefixes = Prefixes() if self._options.shares_prefixes else None
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from bbquic.draft.tree import DraftTree
 from bbquic.kv.ranges import SlotRange
 from bbquic.runtime.protocol import Move, Row
 from bbquic.runtime.ranges import Shares, laid_out, longest_slot, most_slots
@@ -36,20 +37,31 @@ class Seat:
     move: Move | None = None  # what has to be made before its next row, in the same pack
     is_taken: bool = True  # False once the sequence has left: what comes back for it is dropped
     left: int = 0  # tokens that its slot holds since then
+    accepted: tuple[int, ...] | None = None  # of the tree in its slot, for its next row to tell
 
     @property
     def held(self) -> int:
-        """Tokens that its slot holds, or will by packs on their way; only of a seat that had a row."""
-        return self.sequence.computed if self.is_taken else self.left
+        """Tokens that its slot holds in their places, or will by packs on their way; only of a seat that had
+        a row. What is accepted of a tree lies among its other nodes until the next row."""
+        return self.sequence.computed - len(self.accepted or ()) if self.is_taken else self.left
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A pack on its way, and the seats that its rows belong to."""
+    """A pack on its way, and the seats that its rows belong to.
+
+    The decode rows are the first: `trees` has what was drafted for each, None of a plain one, where `guesses`
+    were wanted for each.
+    """
 
     pack: Pack
     seats: tuple[Seat, ...]
-    decodes: bool
+    trees: tuple[DraftTree | None, ...]
+    guesses: int = 0
+
+    @property
+    def decodes(self) -> bool:
+        return bool(self.trees)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +147,7 @@ class MicroBatch:
     def leave(self, slot: int) -> Seat:
         """Take a sequence out of its slot; what comes back for that seat is dropped."""
         seat = self.seat(slot)
-        seat.left, seat.is_taken = seat.sequence.computed, False
+        seat.left, seat.is_taken = seat.held, False
         del self.slots[slot]
         if seat.step:
             self.residues[slot] = seat

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from functools import cached_property
 from typing import Protocol
 
+from bbquic.draft.tree import DraftTree
 from bbquic.runtime.request import Completion, FinishReason, Request
 
 
@@ -29,6 +31,8 @@ class Sequence:
         self.request = request
         self.computed = 0  # tokens that are, or are on their way to be, in the KV store
         self.generated: list[int] = []
+        self.room = 0  # cells that its slot has beyond what it needs, for drafts; 0: none are made for it
+        self.draft: DraftTree | None = None  # behind its newest token, for its next row
         self.losses = 0  # packs with rows of it that a stage lost, by its doing perhaps
         self._carried = 0  # tokens of the prompt that were ever in a row, or shared
         self._ends = ends
@@ -38,8 +42,27 @@ class Sequence:
 
     @property
     def need(self) -> int:
-        """Cells a slot must have for this sequence, whatever it answers."""
-        return len(self.request.tokens) + self.request.max_tokens
+        """Cells a slot must have for this sequence, whatever it answers and whatever is drafted for it."""
+        return len(self.request.tokens) + self.request.max_tokens + self.room
+
+    @property
+    def key(self) -> int:
+        """Of this sequence alone, as long as the job lasts."""
+        return self.request.line
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.request.tokens) + len(self.generated)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.request.tokens, *self.generated)
+
+    @property
+    def left(self) -> int:
+        """Tokens that the answer may still have."""
+        return self.request.max_tokens - len(self.generated)
 
     @cached_property
     def prompt(self) -> bytes:
@@ -49,7 +72,7 @@ class Sequence:
     @property
     def unread(self) -> int:
         """Tokens that no row has carried since the sequence took its slot; 0: its next one is on its way."""
-        return len(self.request.tokens) + len(self.generated) - self.computed
+        return self.length - self.computed
 
     @property
     def has_read(self) -> bool:
@@ -87,7 +110,22 @@ class Sequence:
 
     def forget(self) -> None:
         """Its KV is gone: the next row begins with the prompt's first token."""
-        self.computed = 0
+        self.computed, self.draft = 0, None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._finish is not None
+
+    def take(self, tokens: Items[int]) -> int:
+        """Take what was chosen behind the newest row: a token, or one for each node of a path, all but the
+        last of which are stored then. How many of them the answer has: it may end before the others."""
+        before = len(self.generated)
+        for token in tokens:
+            if self.push(token) is not None:
+                break
+        count = len(self.generated) - before
+        self.computed += count - 1
+        return count
 
     def push(self, token: int) -> FinishReason | None:
         """Take the next token of the answer; says whether, and why, the answer ends with it."""

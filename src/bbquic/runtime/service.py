@@ -28,6 +28,7 @@ from bbquic.runtime.stage import StageWorker
 from bbquic.runtime.tally import NOTHING, Tally, wire_link
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.timing import StageReport, StageTiming
+from bbquic.runtime.trees import onward
 from bbquic.transport.channel import Channel, Role, Sent
 from bbquic.transport.message import Kind, Message, decode_header_untrusted, encode_header
 from bbquic.units import Bytes, BytesPerSecond, Seconds
@@ -223,12 +224,21 @@ class StageService:
         self.tally.add(timing, self._forecast(pack) if self._forecast is not None else NOTHING)
         timings = (*pack.timings, timing)
         if output.tokens is not None:
-            answer = TokensHeader(pack.job, pack.epoch, pack.micro_batch, pack.step, output.tokens, timings)
+            answer = TokensHeader(
+                pack.job,
+                pack.epoch,
+                pack.micro_batch,
+                pack.step,
+                output.tokens,
+                timings,
+                paths=output.paths,
+            )
             sent = await self._back.send(Message(Kind.TOKENS, encode_header(answer)))
             self.tally.leave(handed, sent)
             return
         assert frame is not None
-        header = msgspec.structs.replace(pack, tokens=b"", frame=frame.header, timings=timings)
+        assert job.onward is not None
+        header = msgspec.structs.replace(job.onward, frame=frame.header, timings=timings)
         message = Message(Kind.HIDDEN, encode_header(header), frame.body, background=pack.can_wait)
         went = await self._send_on(job, message)
         if went is not None:
@@ -244,7 +254,7 @@ class StageService:
             )
             await self._back.send(Message(Kind.TOKENS, encode_header(answer)))
             return
-        header = msgspec.structs.replace(pack, tokens=b"", frame=b"", lost=lost)
+        header = msgspec.structs.replace(onward(pack), tokens=b"", frame=b"", lost=lost)
         await self._send_on(job, Message(Kind.HIDDEN, encode_header(header), background=pack.can_wait))
 
     async def _send_on(self, job: Job, message: Message) -> Sent | None:

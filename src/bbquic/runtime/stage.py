@@ -26,6 +26,7 @@ from bbquic.runtime.device import Buffer, Device, Moment, device_for, now
 from bbquic.runtime.memory import host_memory_free, in_words, is_out_of_memory
 from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import PackHeader, Stage
+from bbquic.runtime.trees import kept_places, token_ids, verdicts
 from bbquic.units import Bytes, Seconds
 
 GREEDY = Sampling()
@@ -52,11 +53,15 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What goes on: `tokens` to the coordinator, or else a tensor's bytes to the next stage."""
+    """What goes on: `tokens` to the coordinator, or else a tensor's bytes to the next stage.
+
+    `paths` are the accepted ones of rows with trees. A tensor is that of the pack as it goes on (`onward`).
+    """
 
     tokens: tuple[int, ...] | None
     body: bytes | memoryview
     on_host: Seconds  # on time.monotonic()
+    paths: tuple[tuple[int, ...], ...] = ()
 
 
 class StageWorker(Protocol):
@@ -117,17 +122,19 @@ class _Inputs:
     attention: PackedAttention
     compaction: PackCompaction
     wanted: _Wanted | None  # in the last stage, where a row wants a token
+    kept: torch.Tensor | None  # places [K] of what goes on, where that is not all
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         mine = [self.tensor, self.positions, *self.attention.tensors]
-        return mine if self.wanted is None else [*mine, self.wanted.places]
+        mine += [] if self.wanted is None else [self.wanted.places]
+        return mine if self.kept is None else [*mine, self.kept]
 
 
 @dataclass(slots=True)
 class _Outputs:
     finite: torch.Tensor  # [2], of what came and of what was computed
-    hidden: torch.Tensor | None  # [T, D]; None in the last stage
+    hidden: torch.Tensor | None  # [T, D] or what is kept of it; None in the last stage
     choice: Choice | None  # None where no row wants a token
     compaction: PackCompaction
 
@@ -207,6 +214,8 @@ class ModelWorker:
         places = positions(spans)  # [T]
         compaction = PackCompaction(self._compactor, placement.compactions, _name(pack))
         tensor = self._ids(pack) if self._embeds else self._hidden(pack, data)
+        if pack.has_trees:
+            token_ids(pack)  # they are needed once it is computed
         return _Inputs(
             tensor,
             self.device.bring(places.data.cast("B"), torch.int64),
@@ -220,11 +229,15 @@ class ModelWorker:
             ),
             compaction,
             self._wanted(pack, places),
+            self._kept(pack),
         )
 
+    def _kept(self, pack: PackHeader) -> torch.Tensor | None:
+        places = None if self._heads else kept_places(pack)
+        return None if places is None else self.device.bring(places.tobytes(), torch.int64)
+
     def _ids(self, pack: PackHeader) -> torch.Tensor:
-        if len(pack.tokens) != 4 * pack.token_count:
-            raise RemoteProtocolError(f"{len(pack.tokens)} bytes of token ids for {pack.token_count} tokens")
+        token_ids(pack)
         self._model.check_tokens(torch.frombuffer(bytearray(pack.tokens), dtype=torch.int32))
         return self.device.bring(pack.tokens, torch.int32)
 
@@ -267,6 +280,8 @@ class ModelWorker:
                 hidden = self._model.run(hidden, inputs.positions, inputs.attention)
             finite = torch.stack((came_finite, torch.isfinite(hidden).all()))
             choice = None if inputs.wanted is None else self._choice(hidden, inputs.wanted)
+            if inputs.kept is not None:
+                hidden = hidden[inputs.kept]
             outputs = _Outputs(finite, None if self._heads else hidden, choice, inputs.compaction)
             return Computed(outputs, began, self.device.moment())
 
@@ -303,8 +318,10 @@ class ModelWorker:
             )
         if outputs.hidden is not None:
             return Output(None, fetched[1], on_host)
-        tokens = () if outputs.choice is None else self._tokens(pack, outputs.choice, *fetched[1:])
-        return Output(tokens, b"", on_host)
+        if outputs.choice is None:
+            return Output((), b"", on_host)
+        tokens, paths = self._tokens(pack, outputs.choice, *fetched[1:])
+        return Output(tokens, b"", on_host, paths)
 
     def relieve(self) -> str:
         if self._model.device.type == "cuda":
@@ -313,11 +330,13 @@ class ModelWorker:
 
     def _tokens(
         self, pack: PackHeader, choice: Choice, finite: Buffer, ids: Buffer, sampled: Buffer
-    ) -> tuple[int, ...]:
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """What is chosen, and the accepted paths."""
         logits = np.frombuffer(sampled, dtype=np.float32)  # [K V]
         rows = logits.reshape(choice.tensors[2].shape)
         try:
-            return tuple(choice.finish(np.frombuffer(finite, np.bool_), np.frombuffer(ids, np.int64), rows))
+            chosen = choice.chooser(np.frombuffer(finite, np.bool_), np.frombuffer(ids, np.int64), rows)
+            return verdicts(pack, chosen)
         except NonFiniteLogits as error:
             raise stage_failure(self.stage, pack, "non_finite", error.message) from error
 
