@@ -7,30 +7,45 @@ and a pass with many guesses tells of all smaller numbers too. In a chain, rank 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 MEMORY = 256.0  # rows that count: an average of so many is off by a few per cent
 LEAST_PASSES = 30.0  # or so many passes, where they have many rows
 FADING = 8.0  # times as long last ranks that are not asked for
 BELIEF = 6.0  # rows that the prior is worth
+SHARED = 64.0  # rows that what is known in general is worth
 FOLLOWS = 0.6  # before anything is known: so often a guess is right where the one before it was
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One row of a pass: guesses asked of the drafter, given by it, kept behind the first stage, and the ranks
-    (from 1 on) of those that were right."""
+    (from 1 on) of those that were right, each with the number of times."""
 
     asked: int
-    given: int
-    kept: int
-    right: tuple[int, ...]
+    given: float
+    kept: float
+    right: Mapping[int, float]
 
     @classmethod
-    def of_chain(cls, guesses: int, committed: int) -> Outcome:
-        """Of a chain that committed so many tokens, the new one with them."""
-        return cls(guesses, guesses, guesses, tuple(range(1, committed)))
+    def of_path(cls, asked: int, given: int, kept: int, path: Sequence[int]) -> Outcome:
+        """Of a tree whose nodes are numbered by weight, and the ids that were accepted, root first."""
+        return cls(asked, given, kept, dict.fromkeys(path[1:], 1.0))
+
+    @classmethod
+    def of_mean(cls, guesses: int, committed: float) -> Outcome:
+        """Where no more is known than tokens committed by a row on average: taken for those of a chain in
+        which each guess is as good as the one before."""
+        low, high = 0.0, 1.0
+        for _ in range(30):
+            middle = (low + high) / 2
+            if 1 + sum(middle**rank for rank in range(1, guesses + 1)) < committed:
+                low = middle
+            else:
+                high = middle
+        return cls(guesses, guesses, guesses, {rank: low**rank for rank in range(1, guesses + 1)})
 
 
 class Acceptance:
@@ -56,32 +71,29 @@ class Acceptance:
         for one in outcomes:
             for rank in range(min(one.asked, self.most)):
                 self._asked[rank] += 1
-                self._given[rank] += rank < one.given
-            for rank in one.right:
+                self._given[rank] += min(max(one.given - rank, 0.0), 1.0)
+            for rank, times in one.right.items():
                 if rank <= self.most:
-                    self._right[rank - 1] += 1
+                    self._right[rank - 1] += times
             self._kept += one.kept
             self._sent += one.given
 
     def _fade(self, asked: int, share: float) -> None:
         seen, unseen = 1 - share, 1 - share / FADING
-        for rank in range(self.most):
-            keep = seen if rank < asked else unseen
-            self._asked[rank] *= keep
-            self._given[rank] *= keep
-            self._right[rank] *= keep
+        for sums in (self._asked, self._given, self._right):
+            sums[:] = [each * seen for each in sums[:asked]] + [each * unseen for each in sums[asked:]]
         self._kept *= seen
         self._sent *= seen
 
     def right(self) -> list[float]:
         """P(the guess of a rank is right), by rank."""
-        prior = None if self._general is None else self._general.right()
+        if self._general is not None:
+            return _blended(self._general.right(), self._right, self._asked)
         follows = self._follows()
         found: list[float] = []
         before = 1.0
-        for rank, (asked, right) in enumerate(zip(self._asked, self._right, strict=True)):
-            expected = before * follows if prior is None else prior[rank]
-            before = (BELIEF * expected + right) / (BELIEF + asked)
+        for asked, right in zip(self._asked, self._right, strict=True):
+            before = (BELIEF * before * follows + right) / (BELIEF + asked)
             found.append(before)
         return found
 
@@ -99,30 +111,31 @@ class Acceptance:
 
     def given(self) -> list[float]:
         """P(the drafter gives a guess of a rank when it is asked for it), by rank."""
-        prior = None if self._general is None else self._general.given()
+        if self._general is not None:
+            return _blended(self._general.given(), self._given, self._asked)
         found: list[float] = []
         before = 1.0
-        for rank, (asked, given) in enumerate(zip(self._asked, self._given, strict=True)):
-            expected = before if prior is None else prior[rank]
-            before = (BELIEF * expected + given) / (BELIEF + asked)
+        for asked, given in zip(self._asked, self._given, strict=True):
+            before = (BELIEF * before + given) / (BELIEF + asked)
             found.append(before)
         return found
 
     @property
     def kept(self) -> float:
         """The share of guesses that go on behind the first stage."""
-        return self._kept / self._sent if self._sent > 0 else 1.0
+        return min(1.0, self._kept / self._sent)
 
-    def committed(self, guesses: int) -> float:
-        """E[a | N]. Raises: ValueError for more guesses than it was made for."""
-        self._check(guesses)
-        return 1 + sum(self.right()[:guesses])
+    def committed(self) -> list[float]:
+        """E[a | N] for N = 0, 1, ... `most`."""
+        return list(accumulate(self.right(), initial=1.0))
 
-    def size(self, guesses: int) -> float:
-        """E[guesses given] where N are asked for. Raises: ValueError as `committed`."""
-        self._check(guesses)
-        return sum(self.given()[:guesses])
+    def sizes(self) -> list[float]:
+        """E[guesses given] where 0, 1, ... `most` are asked for."""
+        return list(accumulate(self.given(), initial=0.0))
 
-    def _check(self, guesses: int) -> None:
-        if not 0 <= guesses <= self.most:
-            raise ValueError(f"{guesses} guesses, of {self.most} at most")
+
+def _blended(prior: Sequence[float], times: Sequence[float], asked: Sequence[float]) -> list[float]:
+    return [
+        (SHARED * expected + own) / (SHARED + of)
+        for expected, own, of in zip(prior, times, asked, strict=True)
+    ]

@@ -51,10 +51,12 @@ class StageFigures:
     sent: Line
     rate: BytesPerSecond | None = None
 
-    def times(self, tokens: float) -> tuple[float, ...]:
-        """Seconds that a pack keeps each resource: lanes, and the link where its rate is believed."""
-        lanes = self.inbound(tokens), self.compute(tokens), self.outbound(tokens)
-        return (*lanes, self.sent(tokens) / self.rate) if self.rate else lanes
+    def times(self, tokens: float, onward: float | None = None) -> tuple[float, ...]:
+        """Seconds that a pack keeps each resource: lanes, and the link where its rate is believed. `onward`
+        tokens go on where these are not all."""
+        sent = tokens if onward is None else onward
+        lanes = self.inbound(tokens), self.compute(tokens), self.outbound(sent)
+        return (*lanes, self.sent(sent) / self.rate) if self.rate else lanes
 
     def names(self) -> tuple[str, ...]:
         """The same resources in words."""

@@ -111,9 +111,19 @@ def _widened(stage: StageFigures, tokens: float) -> StageFigures:
     )
 
 
+def times_with_trees(measured: Measured, rows: float, trees: Trees) -> list[float]:
+    """Seconds that a micro-batch of so many rows keeps the drafter and each resource of the pipeline."""
+    whole, kept = rows * (1 + trees.guesses), rows * (1 + trees.kept)
+    times = [trees.drafting(rows)] if trees.drafting != NOTHING else []
+    for place, stage in enumerate(measured.stages):
+        times += stage.times(kept) if place else stage.times(whole, kept)
+    return times
+
+
 def step_with_trees(measured: Measured, rows: int, count: int, trees: Trees) -> Seconds:
     """step = max(M · cycle, loop) of `rows` sequences in `count` micro-batches, all with such trees."""
-    return with_trees(measured, trees).step(rows, count)
+    times = times_with_trees(measured, rows / count, trees)
+    return Seconds(max(count * max(times), sum(times) + measured.latency))
 
 
 def row_rate(measured: Measured, rows: int, count: int, trees: Trees) -> float:
