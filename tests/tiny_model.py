@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1 (bos), 2 (eos)
@@ -167,3 +168,16 @@ def _write_tokenizer(directory: Path, vocab: int) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def first_blocks(source: Path, directory: Path, blocks: int) -> Path:
+    """A model of another's first blocks, with its ends and tokenizer: it guesses well what that one says."""
+    shutil.copytree(source, directory)
+    fields = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": blocks}))
+    held = load_file(directory / "model.safetensors")
+    kept = {name: value for name, value in held.items() if ".layers." not in name}
+    for block in range(blocks):
+        kept |= {name: value for name, value in held.items() if f".layers.{block}." in name}
+    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

@@ -20,7 +20,7 @@ def index_of(tokens: list[int]) -> NgramIndex:
 
 @given(tokens=TEXT, path=st.lists(st.integers(0, 3), max_size=3))
 def test_what_followed_is_what_a_search_of_the_whole_text_finds(tokens: list[int], path: list[int]) -> None:
-    found = dict(index_of(tokens).following(path))
+    found = dict(index_of(tokens).following(tuple(path)))
     assert list(found) == sorted(found, reverse=True)
     recent = (tokens[-LONGEST:] + path)[-LONGEST:]
     for size in range(SHORTEST, LONGEST + 1):

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import heapq
 import random
+import struct
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from bbquic.kv.ranges import SlotCopy, SlotRange, Tiers
+from bbquic.kv.regions import Moving
+from bbquic.kv.rows import RowSpan
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.ledger import Due, Ledger
-from bbquic.runtime.protocol import PackHeader
+from bbquic.runtime.protocol import Move, PackHeader, Row
 from bbquic.runtime.request import Completion, Request
 from bbquic.runtime.scheduler import Pack, Scheduler, SchedulerOptions
 from bbquic.runtime.sequence import Sequence
 from bbquic.runtime.timing import StageTiming
+from bbquic.runtime.trees import kept_places, onward, verdicts
 from bbquic.units import Seconds
 
 END = 0
+WRONG = 1000  # what a row becomes whose KV is not there; no answer has it
 JOB = "0" * 16
 STAGES = 3
 
@@ -68,9 +73,18 @@ def alone(request: Request) -> list[int]:
 
 
 def header(pack: Pack, epoch: int = 0) -> PackHeader:
+    tokens = struct.pack(f"<{len(pack.tokens)}i", *pack.tokens)
     return PackHeader(
-        JOB, epoch, pack.micro_batch, pack.step, pack.range.numbers, pack.rows, moves=pack.moves
+        JOB, epoch, pack.micro_batch, pack.step, pack.range.numbers, pack.rows, tokens, moves=pack.moves
     )
+
+
+def passed_on(pack: Pack) -> Pack:
+    """The pack as the stage behind gets it; here every stage needs all its tokens."""
+    before = header(pack)
+    places = kept_places(before)
+    tokens = pack.tokens if places is None else tuple(pack.tokens[place] for place in places)
+    return replace(pack, rows=onward(before).rows, tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -97,39 +111,81 @@ class SimulatedStage:
 
     def compute(self, due: Due[Trip]) -> list[int]:
         """The tokens for rows that want one. Fails where a row sees another token than its own."""
-        pack, place, answers = due.load.pack, 0, []
-        copies = {copy.target_slot: copy for copy in due.copies if isinstance(copy, SlotCopy)}
+        pack, place, answers = due.load.pack, 0, list[int]()
+        self._move_all(due)
+        for index, row in enumerate(pack.rows):
+            span = RowSpan(row.slot, row.first, row.count, due.placement.layouts.get(index))
+            span.check(pack.range)
+            new = pack.tokens[place : place + row.count]
+            place += row.count
+            if not self.holds(row):
+                answers += [WRONG] * (row.count if row.tree else int(row.wants_token))
+                continue
+            texts = self._texts(pack.range.cells(row.slot).start, row, span, new)
+            answers += [next_token(text) for text in (texts if row.tree else texts[-1:]) if row.wants_token]
+        assert place == len(pack.tokens)
+        for compaction in due.placement.compactions:
+            self._move(compaction)
+        return answers
+
+    def holds(self, row: Row) -> bool:
+        """Whether the row's slot has what it should."""
+        return True
+
+    def good(self, move: Move) -> int:
+        """How many of a move's tokens are there."""
+        return move.count
+
+    def _texts(self, first: int, row: Row, span: RowSpan, new: Items[int]) -> list[tuple[int, ...]]:
+        """Store a row of the slot that begins at `first`; what each of its tokens sees, with itself."""
+        start = first + span.start
+        self._cells[start : start + row.count] = [(row.generation, token) for token in new]
+        places = [*range(first, first + span.compact), *(first + cell for cell in span.tail)]
+        before = [self._cells[place] for place in places]
+        assert all(cell is not None and cell[0] == row.generation for cell in before)
+        text = [cell[1] for cell in before if cell is not None]
+        parents = span.parents or tuple(max(0, place - 1) for place in range(row.count))
+        seen: list[tuple[int, ...]] = []
+        for token, parent in zip(new, parents, strict=True):
+            seen.append((*(seen[parent] if seen else text), token))
+        sure = seen[0 if row.tree else -1]  # of a tree the root alone is a token of the sequence
+        assert list(sure) == self._known[row.generation][: len(sure)]
+        return seen
+
+    def _move_all(self, due: Due[Trip]) -> None:
+        """What is to be moved first, cell by cell; then the cells are of the generations that they go to."""
+        pack = due.load.pack
+        for moving in due.copies:
+            self._move(moving)
+        copied = {copy.target_slot: copy for copy in due.copies if isinstance(copy, SlotCopy)}
+        assert copied.keys() <= {move.target for move in pack.moves}
         for move in pack.moves:
-            copy = copies.pop(move.target, None)  # none: the slot stays where it is under another name
-            target = pack.range.cells(move.target)
-            source = target if copy is None else copy.source.cells(copy.source_slot)
+            copy = copied.get(move.target)  # none: the slot stays where it is under another name
             if copy is not None:
                 tiers = copy.source.tier(copy.source_slot), copy.target.tier(copy.target_slot)
                 self.between_tiers += tiers[0] != tiers[1]
-            held = self._cells[source.start : source.start + move.count]
-            assert all(cell is not None and cell[0] == move.generation for cell in held)
-            moved = [(move.target_generation, cell[1]) for cell in held if cell is not None]
-            self._cells[target.start : target.start + move.count] = moved
-            if move.keeps:
-                self.kept += 1
-                continue
-            self.copied += copy is not None
-            self.renamed += copy is None
-        assert not copies
-        for row in pack.rows:
-            first = pack.range.cells(row.slot).start
-            new = pack.tokens[place : place + row.count]
-            place += row.count
-            start, stop = first + row.first, first + row.first + row.count
-            self._cells[start:stop] = [(row.generation, token) for token in new]
-            seen = self._cells[first:stop]
-            assert all(cell is not None and cell[0] == row.generation for cell in seen)
-            text = [cell[1] for cell in seen if cell is not None]
-            assert text == self._known[row.generation][: len(text)]
-            if row.wants_token:
-                answers.append(next_token(tuple(text)))
-        assert place == len(pack.tokens)
-        return answers
+            self._rename(pack.range.cells(move.target), move)
+            self.kept += move.keeps
+            self.copied += copy is not None and not move.keeps
+            self.renamed += copy is None and not move.keeps
+
+    def _rename(self, target: range, move: Move) -> None:
+        held = self._cells[target.start : target.stop]
+        good = held[: self.good(move)]
+        assert all(cell is not None and cell[0] == move.generation for cell in good)
+        for place, cell in zip(target, good if move.keeps else held, strict=False):
+            if cell is not None and cell[0] == move.generation:
+                self._cells[place] = (move.target_generation, cell[1])
+
+    def _move(self, moving: Moving) -> None:
+        if isinstance(moving, SlotCopy):
+            source = moving.source.cells(moving.source_slot).start
+            target = moving.target.cells(moving.target_slot).start
+            self._cells[target : target + moving.count] = self._cells[source : source + moving.count]
+            return
+        first = moving.where.cells(moving.slot).start
+        held = [self._cells[first + cell] for cell in moving.sources]
+        self._cells[first + moving.target : first + moving.target + len(held)] = held
 
 
 @dataclass
@@ -203,11 +259,13 @@ class Pipeline:
         self.stages = [self._new_stage(place) for place in range(STAGES)]
         self._events.clear()
         self._waiting_rows.clear()
+        self._is_drafting = False
 
     def run(self) -> None:
         for _ in range(200_000):
             self._offer()
             self._launch()
+            self._draft()
             self._note()
             if self.scheduler.is_done:
                 break
@@ -283,28 +341,47 @@ class Pipeline:
     def _arrive(self, place: int, trip: Trip) -> None:
         stage, arrived = self.stages[place], self.now
         for due in stage.ledger.admit(header(trip.pack, self.epoch), trip):
+            pack = due.load.pack
             began = max(self.now, stage.busy_until)
             a, b = self.price
-            stage.busy_until = ended = began + a + b * len(due.load.pack.tokens)
+            stage.busy_until = ended = began + a + b * len(pack.tokens)
             tokens = stage.compute(due)
-            timing = noted(place, arrived, began, ended, len(due.load.pack.tokens))
-            onward = Trip(due.load.pack, due.load.left, (*due.load.timings, timing))
+            timings = (*due.load.timings, noted(place, arrived, began, ended, len(pack.tokens)))
             if place + 1 < STAGES:
+                onward = Trip(passed_on(pack), due.load.left, timings)
                 happen = partial(self._arrive, place + 1, onward)
             else:
-                happen = partial(self._return, onward, tokens)
+                back = Trip(pack, due.load.left, timings)
+                happen = partial(self._return, back, *verdicts(header(pack), tokens.__getitem__))
             self._at(ended, partial(self._deliver, happen))
 
-    def _return(self, trip: Trip, tokens: list[int]) -> None:
+    def _return(self, trip: Trip, tokens: Items[int], paths: Items[tuple[int, ...]]) -> None:
         pack = trip.pack
-        completions = self.scheduler.take_tokens(pack.micro_batch, pack.step, tokens)
+        completions = self.scheduler.take_tokens(pack.micro_batch, pack.step, tokens, paths)
         if completions is None:
             return
         self.done.extend(completions)
         self.scheduler.pace.record(len(pack.tokens), Seconds(self.now - trip.left), trip.timings)
         for row in pack.rows:
             self._waiting_rows[row.generation] -= row.wants_token
-        assert self.scheduler.take_tokens(pack.micro_batch, pack.step, tokens) is None
+        assert self.scheduler.take_tokens(pack.micro_batch, pack.step, tokens, paths) is None
+
+    def _draft(self) -> None:
+        """Let a drafter that works beside the loop begin, where it has something to do."""
+        if self._is_drafting or (work := self.scheduler.asks()) is None:
+            return
+        self._is_drafting = True
+
+        def done() -> None:
+            self._is_drafting = False
+            try:
+                trees = work.draft()
+            except RuntimeError as error:
+                self.scheduler.stop_drafting(error)
+            else:
+                self.scheduler.take_drafts(work, trees)
+
+        self._at(self.now + self.rng.expovariate(1 / self.delay), done)
 
     def _disturb(self) -> None:
         seats = list(self.scheduler.seats())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,18 +20,19 @@ from pipeline_simulation import (
     header,
     make_sequence,
     noted,
+    passed_on,
 )
 
-from bbquic.kv.ranges import CELL_ALIGNMENT, SlotCopy, SlotRange
+from bbquic.kv.ranges import CELL_ALIGNMENT, SlotRange
 from bbquic.runtime.ledger import Due
 from bbquic.runtime.losses import gone_with, must_wait
 from bbquic.runtime.protocol import Lost, Move, PackHeader, Row, TokensHeader
 from bbquic.runtime.request import Outcome, Unanswerable
 from bbquic.runtime.scheduler import Pack, Scheduler, SchedulerOptions
 from bbquic.runtime.seats import Flight, MicroBatch, Seat
+from bbquic.runtime.trees import verdicts
 from paces import FixedPace, RandomPace
 
-WRONG = 998  # what a row becomes whose KV is not there; no answer has it
 SHARED = tuple(range(2000, 2044))  # what prompts begin with
 Fails = Callable[[int, Pack], bool]  # whether a stage has no memory for a pack
 
@@ -45,7 +45,7 @@ class LossyTrip(Trip):
 
 
 class LossyStage(SimulatedStage):
-    """Fails where it is told to. A row that rests on what was lost becomes a wrong token."""
+    """Fails where it is told to. A row that rests on what was lost becomes WRONG."""
 
     def __init__(self, place: int, fails: Fails, pipeline: LossyPipeline) -> None:
         super().__init__(pipeline.options, pipeline.known)
@@ -64,28 +64,17 @@ class LossyStage(SimulatedStage):
             lost = Lost(self.name, "0-0", "out_of_memory", f"{self.name} has none left")
         if lost is not None:
             for row in pack.rows:
-                good = 0 if row.slot in {move.target for move in pack.moves} else row.first
+                good = row.first - len(row.accepted or ())
+                good = 0 if row.slot in {move.target for move in pack.moves} else good
                 self._gone[row.generation] = min(good, self._gone.get(row.generation, good))
             return lost, []
-        return None, self._tokens(due)
+        return None, self.compute(due)
 
-    def _tokens(self, due: Due[Trip]) -> list[int]:
-        """As ever, but for rows whose KV is gone."""
-        pack, place = due.load.pack, 0
-        rows: list[Row] = []
-        tokens: list[int] = []
-        for row in pack.rows:
-            if row.generation not in self._gone:
-                rows.append(row)
-                tokens += pack.tokens[place : place + row.count]
-            place += row.count
-        good_cells = [(one, self._gone.get(one.target_generation, one.count)) for one in pack.moves]
-        moves = [msgspec.structs.replace(one, count=count) for one, count in good_cells if count]
-        targets = {move.target for move in moves}
-        copies = [one for one in due.copies if isinstance(one, SlotCopy) and one.target_slot in targets]
-        sound = replace(pack, rows=tuple(rows), tokens=tuple(tokens), moves=tuple(moves))
-        good = iter(self.compute(Due(due.pack, replace(due.load, pack=sound), tuple(copies))))
-        return [next(good) if row in rows else WRONG for row in pack.rows if row.wants_token]
+    def holds(self, row: Row) -> bool:
+        return row.generation not in self._gone
+
+    def good(self, move: Move) -> int:
+        return min(move.count, self._gone.get(move.generation, move.count))
 
 
 @dataclass
@@ -116,19 +105,20 @@ class LossyPipeline(Pipeline):
             began = max(self.now, stage.busy_until)
             stage.busy_until = ended = began if lost else began + 0.5 + 0.05 * len(here.pack.tokens)
             timing = noted(place, arrived, began, ended, len(here.pack.tokens))
-            onward = replace(here, lost=lost, timings=here.timings if lost else (*here.timings, timing))
+            went = replace(here, lost=lost, timings=here.timings if lost else (*here.timings, timing))
             if place + 1 < STAGES:
-                happen = partial(self._arrive, place + 1, onward)
+                happen = partial(self._arrive, place + 1, replace(went, pack=passed_on(here.pack)))
             else:
-                happen = partial(self._return, onward, tokens)
+                answers = ((), ()) if lost else verdicts(header(here.pack), tokens.__getitem__)
+                happen = partial(self._return, went, *answers)
             self._at(ended, partial(self._deliver, happen))
 
-    def _return(self, trip: Trip, tokens: list[int]) -> None:
+    def _return(self, trip: Trip, tokens: Sequence[int], paths: Sequence[tuple[int, ...]]) -> None:
         assert isinstance(trip, LossyTrip)
         pack, scheduler = trip.pack, self.scheduler
         outcomes: list[Outcome] | None
         if trip.lost is None:
-            came = scheduler.take_tokens(pack.micro_batch, pack.step, tokens)
+            came = scheduler.take_tokens(pack.micro_batch, pack.step, tokens, paths)
             outcomes = None if came is None else [*came]
         else:
             outcomes = scheduler.lose(pack.micro_batch, pack.step, trip.lost)
@@ -141,7 +131,7 @@ class LossyPipeline(Pipeline):
                 self.done.append(one)
         for row in pack.rows:
             self._waiting_rows[row.generation] -= row.wants_token
-        assert scheduler.take_tokens(pack.micro_batch, pack.step, tokens) is None, "a repeat"
+        assert scheduler.take_tokens(pack.micro_batch, pack.step, tokens, paths) is None, "a repeat"
 
     def _check_answers(self) -> None:
         lines = Counter([*(one.line for one in self.done), *(one.line for one in self.errors)])
@@ -295,7 +285,7 @@ def test_who_copies_from_what_is_lost_is_lost_too_and_who_copied_before_is_not()
 
     def fly(micro_batch: int, step: int, row: Row, *moves: Move) -> Flight:
         seat = Seat(make_sequence(0, 4, 4), row.generation)
-        flight = Flight(Pack(micro_batch, step, where, (row,), (), 0, moves), (seat,), decodes=False)
+        flight = Flight(Pack(micro_batch, step, where, (row,), (), 0, moves), (seat,), trees=())
         batches[micro_batch].flights[step] = flight
         return flight
 

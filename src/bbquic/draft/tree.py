@@ -93,7 +93,7 @@ def grow(token: int, guess: Callable[[tuple[int, ...]], Guesses], guesses: int, 
 
     def ask(node: int) -> None:
         nonlocal order
-        if len(paths[node]) < depth:
+        if len(paths[node]) < depth and len(tokens) <= guesses:
             for child, probability in guess(paths[node]):
                 order += 1
                 heapq.heappush(open_, (-weights[node] * min(1.0, probability), order, node, child))

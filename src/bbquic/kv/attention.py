@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +16,22 @@ from bbquic.kv.runs import Run, runs_of
 from bbquic.kv.slab import HOST, Arena
 
 WHOLE = slice(None)  # places of tokens, where they are those of the pack in its order
+
+
+class Attention(Protocol):
+    """What a block's layer calls; one for each pack."""
+
+    def attend(
+        self,
+        block: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """See `PackedAttention.attend`."""
 
 
 class PackedAttention:
@@ -176,7 +192,7 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    rows: PackedAttention,
+    rows: Attention,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from bbquic.errors import ModelError
-from bbquic.kv.attention import PackedAttention, packed_attention
+from bbquic.kv.attention import Attention, packed_attention
 from bbquic.model.linear import PackedLinear, pack_linears, packs
 from bbquic.model.shape import kv_shape
 from bbquic.model.spec import FamilySpec, load_class
@@ -25,8 +25,8 @@ AttentionInterface.register(ATTENTION, packed_attention)
 class StageModel:
     """A contiguous range of blocks; the first stage also embeds, the last has norm and head.
 
-    Everything is a pack `[T, D]` without padding. Holds no KV: attention goes to the PackedAttention
-    that comes with each pack.
+    Everything is a pack `[T, D]` without padding. Holds no KV: attention goes to what comes with
+    each pack.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StageModel:
         return nn.functional.embedding(tokens, self._embedding)
 
     @torch.inference_mode()
-    def run(self, hidden: torch.Tensor, positions: torch.Tensor, rows: PackedAttention) -> torch.Tensor:
+    def run(self, hidden: torch.Tensor, positions: torch.Tensor, rows: Attention) -> torch.Tensor:
         """A pack [T, D] through the blocks; `positions` [T] are each token's in its sequence."""
         pack = hidden[None]  # [1, T, D]
         ids = positions[None]

@@ -127,7 +127,8 @@ class Drafting:
             why = " ".join(str(error).split())[:300] or type(error).__name__
             self.words.append(f"{self._drafter.name} drafts no more: {why}")
         self._drafter = None
-        self._rounds.clear()
+        for one in self._rounds.values():
+            one.waits = False
         self._waiting.clear()
         self._told.clear()
 
