@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -38,8 +39,8 @@ def test_a_larger_tree_never_commits_less_nor_more_than_its_guesses(asked: list[
     committed, sizes = acceptance.committed(), acceptance.sizes()
     assert committed[0] == 1
     assert sizes[0] == 0
-    assert all(0 <= after - before <= 1 for before, after in zip(committed, committed[1:], strict=False))
-    assert all(0 <= after - before <= 1 for before, after in zip(sizes, sizes[1:], strict=False))
+    assert all(0 <= after - before <= 1 for before, after in pairwise(committed))
+    assert all(0 <= after - before <= 1 for before, after in pairwise(sizes))
     assert 0 <= acceptance.kept <= 1
 
 

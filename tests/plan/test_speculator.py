@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from itertools import takewhile
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbquic.plan.acceptance import Acceptance
+from bbquic.plan.acceptance import Acceptance, Outcome
 from bbquic.plan.controller import Line, Measured, StageFigures
 from bbquic.plan.simulate_speculation import Fixed, Played, chain, simulate_guessing
-from bbquic.plan.speculation import PLAIN, Trees, row_rate, step_with_trees, with_trees
+from bbquic.plan.speculation import PLAIN, Trees, pays, row_rate, step_with_trees, with_trees
 from bbquic.plan.speculator import LEVELS, Situation, Speculator, forecasts
 from bbquic.units import BytesPerSecond, Seconds
 
@@ -59,9 +61,7 @@ def lengthened(job: Played) -> tuple[Played, dict[int, Seconds]]:
     longer = Played(
         job.measured, job.count, job.rows, PASSES * times[0] / min(times.values()), job.truth, job.drafting
     )
-    return longer, {
-        guesses: Seconds(time * longer.tokens / job.tokens) for guesses, time in times.items()
-    }
+    return longer, {guesses: Seconds(time * longer.tokens / job.tokens) for guesses, time in times.items()}
 
 
 @settings(max_examples=12, deadline=None)
@@ -72,3 +72,133 @@ def test_it_is_never_slower_than_the_best_number_of_guesses_or_none(job: Played,
     took = simulate_guessing(job, speculator, seed)
     plain = step_with_trees(job.measured, job.rows * job.count, job.count, PLAIN)
     assert took <= 1.01 * min(fixed.values()) + START * plain
+
+
+def pipeline(rate_mbps: float, *, compute: float = 0.03, latency: float = 0.05) -> Measured:
+    """Two stages with a link of 8 KB a token between them."""
+    lane = Line(compute, compute / 1000)
+    link = BytesPerSecond(rate_mbps * 1e6 / 8)
+    first = StageFigures("home", Line(), lane, Line(), Line(0, 8192), link)
+    return Measured((first, StageFigures("paris", Line(), lane, Line(), Line())), Seconds(latency))
+
+
+def speculator_of(measured: Measured, count: int = 1) -> Speculator:
+    situation = Situation(measured, count)
+    return Speculator(lambda: situation)
+
+
+def play(speculator: Speculator, measured: Measured, rate: float, passes: int, rows: int = 8) -> list[int]:
+    """The numbers of guesses of so many passes, of which each guess is right at that rate."""
+    rng, used = random.Random(1), []
+    for _ in range(passes):
+        guesses = speculator.guesses(0, rows)
+        used.append(guesses)
+        right = [
+            sum(1 for _ in takewhile(lambda _: rng.random() < rate, range(guesses))) for _ in range(rows)
+        ]
+        for count in right if guesses else []:
+            speculator.saw(Outcome.of_path(guesses, guesses, guesses, range(count + 1)))
+        speculator.noted(0, rows, guesses, rows + sum(right))
+    return used
+
+
+def test_a_fast_link_gets_many_guesses_a_slower_one_fewer_and_a_slow_one_none() -> None:
+    levels = []
+    for rate_mbps in (1000, 50, 2):
+        measured = pipeline(rate_mbps)
+        levels.append(play(speculator_of(measured), measured, 0.6, 300)[-20:])
+    many, fewer, none = (max(set(used), key=used.count) for used in levels)
+    assert many > fewer > none == 0
+
+
+def test_what_no_longer_pays_is_given_up_and_what_pays_again_is_found_again() -> None:
+    measured = pipeline(50)
+    speculator = speculator_of(measured)
+    counts = [play(speculator, measured, rate, 700)[-100:].count(0) for rate in (0.8, 0.02, 0.8)]
+    assert counts[0] < 10
+    assert counts[1] > 80
+    assert counts[2] < 10
+
+
+def test_trials_cost_a_small_share_of_the_time_where_nothing_is_ever_right() -> None:
+    measured = pipeline(20)
+    speculator = speculator_of(measured)
+    plain = step_with_trees(measured, 8, 1, PLAIN)
+    used = play(speculator, measured, 0.0, 3000)
+    took = sum(step_with_trees(measured, 8, 1, Trees(guesses, guesses)) for guesses in used)
+    assert took <= 1.01 * len(used) * plain
+    assert any(used[1000:]), "it is tried now and then"
+
+
+def test_changes_have_reasons_with_figures() -> None:
+    measured = pipeline(1000)
+    speculator = speculator_of(measured)
+    play(speculator, measured, 0.8, 200)
+    first, *_, now = speculator.decisions()
+    assert first.startswith("micro-batch 0: ")
+    assert "guesses in place of none, " in first
+    assert "tokens a row in" in first
+    assert "guesses a row; of first guesses" in now
+    assert speculator.typical.guesses > 0
+
+
+def test_nothing_is_guessed_while_nothing_is_measured_nor_more_than_is_allowed() -> None:
+    assert Speculator(lambda: None).guesses(0, 8) == 0
+    assert Speculator(lambda: None).decisions() == ()
+    empty = Situation(Measured((), Seconds(0.0)), 1)
+    assert Speculator(lambda: empty).guesses(0, 8) == 0
+    measured = pipeline(10_000)
+    situation = Situation(measured, 1)
+    assert max(play(Speculator(lambda: situation, most=4), measured, 0.95, 200)) == 4
+
+
+def test_totals_alone_suffice() -> None:
+    measured = pipeline(1000)
+    speculator = speculator_of(measured)
+    for _ in range(200):
+        guesses = speculator.guesses(0, 8)
+        speculator.noted(0, 8, guesses, 8 + 8 * min(guesses, 3))
+    assert speculator.guesses(0, 8) in (2, 4, 8)
+
+
+@given(
+    measured=pipelines,
+    rows=st.integers(1, 64),
+    count=st.integers(1, 8),
+    guesses=st.floats(0, 32),
+    kept=st.floats(0, 1),
+    drafting=draftings,
+)
+def test_a_pipeline_with_trees_is_one_whose_rows_are_longer(
+    measured: Measured, rows: int, count: int, guesses: float, kept: float, drafting: Line
+) -> None:
+    trees = Trees(guesses, guesses * kept, 1.0, drafting)
+    step = with_trees(measured, trees).step(rows, count)
+    assert step_with_trees(measured, rows, count, trees) == pytest.approx(step)
+    plain = step_with_trees(measured, rows, count, PLAIN)
+    assert plain == pytest.approx(measured.step(rows, count))
+    assert step >= plain * (1 - 1e-9)
+
+
+@given(measured=pipelines, rows=st.integers(1, 64), count=st.integers(1, 8), committed=st.floats(1, 32))
+def test_the_rule_is_that_of_the_architecture(
+    measured: Measured, rows: int, count: int, committed: float
+) -> None:
+    trees = Trees(32, 32, committed)
+    steps = [step_with_trees(measured, rows, count, one) for one in (trees, PLAIN)]
+    rates = [row_rate(measured, rows, count, one) for one in (trees, PLAIN)]
+    assert (rates[0] > rates[1]) == pays(committed, *steps) or rates[0] == pytest.approx(rates[1])
+
+
+def test_forecasts_take_what_a_drafter_gives_not_what_it_is_asked_for() -> None:
+    acceptance = Acceptance(8)
+    for _ in range(300):
+        acceptance.learn([Outcome(8, 0, 0, {})] * 4)
+    found = forecasts(Situation(pipeline(20), 1), 8, acceptance, (0, 8))
+    assert found[8].step == pytest.approx(found[0].step, rel=0.05)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for wrong in ((1.0, 2.0, 1.0), (1.0, -0.1, 1.0), (1.0, 1.0, 0.5)):
+        with pytest.raises(ValueError, match=r"are kept|commits a token"):
+            Trees(*wrong)

@@ -1,4 +1,4 @@
-"""How many of its guesses a drafter gets right, learnt from passes: E[a | N] for any number of guesses N. Pure.
+"""How many of its guesses a drafter gets right, learnt from passes: E[a | N] for any number N of them. Pure.
 
 A tree's nodes have ranks by weight, and the tree of N guesses is the first N of a larger one. So a node of
 rank r is right with the same probability in every tree that has it, E[a | N] = 1 + Σ_{r ≤ N} P(r is right),
@@ -21,8 +21,8 @@ FOLLOWS = 0.6  # before anything is known: so often a guess is right where the o
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row of a pass: guesses asked of the drafter, given by it, kept behind the first stage, and the ranks
-    (from 1 on) of those that were right, each with the number of times."""
+    """One row of a pass: guesses asked of the drafter, given by it, kept behind the first stage, and the
+    ranks (from 1 on) of those that were right, each with the number of times."""
 
     asked: int
     given: float
@@ -49,7 +49,7 @@ class Outcome:
 
 
 class Acceptance:
-    """One drafter's. What `general` knows (all micro-batches', say) is the prior of one that is particular."""
+    """One drafter's. What `general` knows (of all micro-batches, say) is the prior of a particular one."""
 
     def __init__(self, most: int, general: Acceptance | None = None) -> None:
         self.most = most

@@ -22,8 +22,8 @@ RAW = CodecSpeed(1.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a pack carries: decode rows and their mean context, prompt tokens beside them and theirs; a row has
-    `guesses` tokens beside its own where it is a draft tree."""
+    """What a pack carries: decode rows and their mean context, prompt tokens beside them and theirs; a row
+    has `guesses` tokens beside its own where it is a draft tree."""
 
     rows: float
     context: float
@@ -93,7 +93,9 @@ def ends_time(node: NodeProfile, load: Load, *, embeds: bool, heads: bool) -> Se
     A pack of prompts alone asks for no token and passes the head by.
     """
     chooses = heads and load.rows > 0
-    return Seconds((node.embed(load.tokens) if embeds else 0.0) + (node.head(load.decoded) if chooses else 0.0))
+    return Seconds(
+        (node.embed(load.tokens) if embeds else 0.0) + (node.head(load.decoded) if chooses else 0.0)
+    )
 
 
 # Hops.

@@ -13,6 +13,7 @@ from math import ceil
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import Cluster, JobShape, Layout, LinkProfile, ModelSizes, PlannedStage
+from bbquic.plan.controller import NOTHING
 from bbquic.plan.cost import (
     Load,
     MemoryOptions,
@@ -27,7 +28,6 @@ from bbquic.plan.cost import (
     overlapped_block_time,
     steady_time,
 )
-from bbquic.plan.controller import NOTHING
 from bbquic.plan.speculation import PLAIN, Trees
 from bbquic.units import BytesPerSecond, Seconds
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Protocol
 
 from bbquic.plan.acceptance import Outcome
-from bbquic.plan.controller import Line, Measured
+from bbquic.plan.controller import NOTHING, Line, Measured
 from bbquic.plan.speculation import Trees, with_trees
 from bbquic.units import Seconds
 
@@ -57,7 +57,7 @@ class Played:
     rows: int
     tokens: float
     truth: Truth
-    drafting: Line = Line()
+    drafting: Line = NOTHING
 
 
 def simulate_guessing(job: Played, rule: Rule, seed: int = 0) -> Seconds:
@@ -88,7 +88,7 @@ def simulate_guessing(job: Played, rule: Rule, seed: int = 0) -> Seconds:
 
 
 def _times(job: Played, guesses: int) -> list[float]:
-    trees = Trees(guesses, guesses, drafting=job.drafting.by(guesses) if guesses else Line())
+    trees = Trees(guesses, guesses, drafting=job.drafting.by(guesses) if guesses else NOTHING)
     pipeline = with_trees(job.measured, trees)
     lanes = [took for stage in pipeline.stages for took in stage.times(job.rows)]
     return [pipeline.drafting(job.rows) if guesses else 0.0, *lanes]

@@ -68,8 +68,8 @@ def pays(committed: float, with_trees: Seconds, without: Seconds) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """What speculation adds to a row: `guesses` beside its token on the first stage, `kept` of them behind it,
-    and `committed` tokens a pass. `drafting` is the drafter's time for a micro-batch, by rows.
+    """What speculation adds to a row: `guesses` beside its token on the first stage, `kept` of them behind
+    it, and `committed` tokens a pass. `drafting` is the drafter's time for a micro-batch, by rows.
 
     Raises: ValueError for fewer guesses than are kept, or fewer than one token a pass.
     """

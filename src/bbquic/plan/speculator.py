@@ -1,12 +1,12 @@
 """How many guesses N each micro-batch makes now: speculate where E[a] / step is above that without. Pure.
 
-Candidates are compared by `speculation.row_rate`, as if all micro-batches did alike. That is no worse than the
-better of "all do" and "none does" where they differ: one that gains by the rule of all raises the common pace,
-by the mediant of the two. What a change would gain is summed as evidence, as the number of micro-batches has
-it (`controller`). The paper's figure 6 comes out of it: fewer guesses win first, none where none win.
+Candidates are compared by `speculation.row_rate`, as if all micro-batches did alike. Where they differ, that is
+no worse than the better of "all do" and "none does": with steps in proportion to what is sent, the pace of the
+mixture is a mediant. What a change would gain is summed as evidence, as it is for the number of micro-batches
+(`controller`). The paper's figure 6 comes out of it: fewer guesses win first, none where none win.
 
-What is not in use is tried now and then, a pass at a time, on account: each pass earns a small share of itself
-(`TRIES`), and a trial pays what it lost, measured in passes. One that gains pays itself.
+What is not in use is tried now and then, a pass at a time, on account: each pass earns a small share of
+itself (`TRIES`), and a trial pays what it lost, measured in passes. One that gains pays itself.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Speculator:
         self._outcomes.append(outcome)
 
     def noted(self, micro_batch: int, rows: int, guesses: int, committed: int) -> None:
-        """What came of a pack: with that many `guesses` asked for, its rows had `committed` tokens together."""
+        """What came of a pack: with that many `guesses` asked for, its rows had `committed` tokens
+        together."""
         state = self._state(micro_batch)
         seen, self._outcomes = self._outcomes, []
         if rows < 1:
@@ -226,5 +227,3 @@ def _reason(micro_batch: int, before: int, after: int, found: dict[int, Forecast
 
 def _named(level: int) -> str:
     return {0: "none", 1: "1 guess"}.get(level, f"{level} guesses")
-
-
