@@ -13,6 +13,8 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
+from bbquic.draft.drafter import AlwaysGuesses
+from bbquic.draft.ngram import NgramDrafter
 from bbquic.errors import (
     BBQuicError,
     ConfigError,
@@ -29,10 +31,19 @@ from bbquic.errors import (
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.coordinator import CoordinatorOptions
 from bbquic.runtime.progress import LoopStatistics
-from bbquic.runtime.protocol import JobId, Name, Natural, PlanHeader, Positive, Text, WireSampling
+from bbquic.runtime.protocol import (
+    MAX_TREE,
+    JobId,
+    Name,
+    Natural,
+    PlanHeader,
+    Positive,
+    Text,
+    WireSampling,
+)
 from bbquic.runtime.record import MAX_STOP_LENGTH, MAX_STOPS
 from bbquic.runtime.request import Completion, FinishReason, Request, Unanswerable
-from bbquic.runtime.scheduler import SchedulerOptions
+from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.units import Seconds
 
 GROUP = 64  # requests or outcomes of one message at most
@@ -76,6 +87,9 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     slow: Duration
     stall: Duration
     shares_prefixes: bool = True
+    drafter: Literal["", "n-grams"] = ""  # what guesses there
+    most_guesses: Annotated[int, Meta(ge=0, lt=MAX_TREE)] = 0
+    kept_guesses: Annotated[int, Meta(ge=0, lt=MAX_TREE)] | None = None
 
     def __post_init__(self) -> None:
         if self.window < self.slots + self.look_ahead:  # else both sides would wait for the other
@@ -83,12 +97,23 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(
-        cls, plan: PlanHeader, work: SchedulerOptions, ends: frozenset[int], options: CoordinatorOptions
+        cls,
+        plan: PlanHeader,
+        work: SchedulerOptions,
+        ends: frozenset[int],
+        options: CoordinatorOptions,
+        drafter: str = "",
     ) -> CoordinateHeader:
         """The window holds what is in flight and read ahead there, and as much again on its way there.
 
-        Raises: ConfigError for more than a node holds.
+        `drafter`: the name of what guesses. Raises: ConfigError for more than a node holds, and for a drafter
+        that it does not have.
         """
+        if drafter not in ("", NgramDrafter.name):
+            raise ConfigError(
+                f"{drafter} cannot draft for a coordinator on a node, which has n-grams alone",
+                hint="use --coordinator here, or draft by n-grams",
+            )
         if max(work.slots, work.look_ahead) > MOST_HELD:
             raise ConfigError(
                 f"a coordinator on a node holds {MOST_HELD} sequences at most",
@@ -107,6 +132,9 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
             slow=options.slow,
             stall=options.stall,
             shares_prefixes=work.shares_prefixes,
+            drafter="n-grams" if drafter else "",
+            most_guesses=work.most_guesses,
+            kept_guesses=work.kept_guesses,
         )
 
     def work(self, plan: PlanHeader) -> SchedulerOptions:
@@ -121,9 +149,16 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
                 depth=plan.depth,
                 start=self.start,
                 shares_prefixes=self.shares_prefixes,
+                most_guesses=self.most_guesses,
+                kept_guesses=self.kept_guesses,
             )
         except ValueError as error:
             raise PlanRefused(f"{plan.coordinator} cannot coordinate job {plan.job}: {error}") from None
+
+    def scheduler(self, plan: PlanHeader) -> Scheduler:
+        """One that works so. Raises: PlanRefused as `work` does."""
+        drafter = NgramDrafter() if self.drafter else None
+        return Scheduler(self.work(plan), drafter=drafter, speculation=AlwaysGuesses(self.most_guesses))
 
     @property
     def options(self) -> CoordinatorOptions:

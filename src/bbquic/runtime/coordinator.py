@@ -19,6 +19,7 @@ from bbquic.errors import (
     Stalled,
 )
 from bbquic.runtime.cluster import StageLink
+from bbquic.runtime.draft_cycle import DraftCycle
 from bbquic.runtime.heartbeat import INTERVAL, Pulse
 from bbquic.runtime.observer import LoopObserver, Recorder
 from bbquic.runtime.progress import MOST_DECISIONS, LoopEnd, LoopStatistics, StageProgress
@@ -59,6 +60,7 @@ class CoordinatorOptions:
     heartbeat: Seconds = INTERVAL  # each stage is asked that often what it is at, and what its clock says
     slow: Seconds = Seconds(10.0)  # a step on its way for longer is named on the screen
     stall: Seconds = Seconds(300.0)  # a step on its way for longer ends the job
+    draft: Seconds = Seconds(60.0)  # a drafter that takes longer drafts no more
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class Coordinator:
         self._text = text
         self._options = options or CoordinatorOptions()
         self._news = asyncio.Event()  # something may be launched
+        self._cycle = DraftCycle(scheduler, self._news.set, self._options.draft)
         self._launched: dict[tuple[int, int], tuple[float, Pack]] = {}  # (micro-batch, step): when it left
         self._room = asyncio.Event()
         self._primed = asyncio.Event()  # the look-ahead is full, or there is no more to read
@@ -123,11 +126,13 @@ class Coordinator:
                 tasks.create_task(self._listen(place, link)) for place, link in enumerate(self._links)
             ]
             watchers.append(tasks.create_task(self._heartbeat()))
+            watchers.append(tasks.create_task(self._cycle.run()))
             tasks.create_task(self._feed(requests))
             tasks.create_task(self._deliver(sink))
             await self._primed.wait()
             while not self._scheduler.is_done:
                 await self._launch_all()
+                self._cycle.wake()
                 if self._scheduler.room:
                     self._room.set()
                 await self._wait_news()
@@ -285,7 +290,7 @@ class Coordinator:
         done: Items[Outcome] | None
         try:
             if header.lost is None:
-                done = scheduler.take_tokens(*place, header.tokens)
+                done = scheduler.take_tokens(*place, header.tokens, header.paths)
             else:
                 done = scheduler.lose(*place, header.lost)
         except ValueError as error:

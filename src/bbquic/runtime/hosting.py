@@ -29,7 +29,6 @@ from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import PlanHeader, RefusedHeader
 from bbquic.runtime.reach import DIAL_DEADLINE
 from bbquic.runtime.request import Completion, Outcome, Request
-from bbquic.runtime.scheduler import Scheduler
 from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.transport.channel import Channel
@@ -101,7 +100,7 @@ class Hosting:
                 coordinator = Coordinator(
                     links,
                     self._plan,
-                    Scheduler(how.work(self._plan)),
+                    how.scheduler(self._plan),
                     ends=frozenset(how.ends),
                     text=self._text,
                     options=how.options,

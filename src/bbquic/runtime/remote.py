@@ -46,13 +46,14 @@ class RemoteCoordinator:
         *,
         ends: frozenset[int],
         options: CoordinatorOptions | None = None,
+        drafter: str = "",
     ) -> None:
-        """`links` lead to the plan's stages, the first of which hosts the coordinator; `work` and `options`
-        are for it."""
+        """`links` lead to the plan's stages, the first of which hosts the coordinator; `work`, `options` and
+        the name of a `drafter` are for it. Raises: ConfigError where it has no such drafter."""
         self._links = tuple(links)
         self._plan = plan
         self._options = options or CoordinatorOptions()
-        self._how = CoordinateHeader.of(plan, work, ends, self._options)
+        self._how = CoordinateHeader.of(plan, work, ends, self._options, drafter)
         self._host = self._links[0]
         self._pulse = Pulse()
         self._statistics = LoopStatistics.none(plan.stages)
