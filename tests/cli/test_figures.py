@@ -20,6 +20,7 @@ from bbquic.cli.figures import (
     token_rate,
 )
 from bbquic.runtime.accounting import Loop
+from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.telemetry import FirstTokens, JobStatistics
 from bbquic.runtime.timing import Hop, Parts
 from bbquic.units import Bytes, BytesPerSecond, Seconds
@@ -202,3 +203,23 @@ def test_a_summary_says_where_the_average_step_went_and_what_set_the_pace() -> N
         "limit over the run: latency: much",
         "answers: a.jsonl",
     ]
+
+
+def test_a_run_that_guesses_says_what_came_of_it() -> None:
+    job = JobStatistics(
+        done=1,
+        total=1,
+        elapsed=Seconds(10),
+        drafts=Drafts(1000, 1840, 4000, 840, 1.25),
+        generated_tokens=1850,
+    )
+    assert "1.84 tokens a pass" in plain_line(job)
+    assert (
+        "drafts: 1.84 tokens a pass, 840 of 4,000 guesses accepted (21 %), drafter busy 12 %"
+        in summary_lines(job, "a.jsonl")
+    )
+    nothing = JobStatistics(elapsed=Seconds(10), drafts=Drafts())
+    assert "tokens a pass" not in plain_line(nothing)
+    assert "drafts: - tokens a pass, 0 of 0 guesses accepted (-), drafter busy 0 %" in summary_lines(
+        nothing, "a.jsonl"
+    )

@@ -106,6 +106,7 @@ def test_strict_refuses_a_bad_file_before_any_work(tiny: Path, tmp_path: Path) -
         (("top", "--peers", "nowhere.toml"), "nowhere.toml"),
         (("generate", "here.jsonl", "--trace", "nowhere/t.json"), "nowhere/t.json"),
         (("generate", "here.jsonl", "--trace", "t.json", "--coordinator", "stage"), "leave out --trace"),
+        (("generate", "here.jsonl", "--draft-model", "unheard-of"), "unheard-of"),
         (("certs", "new", "No Name"), "No Name"),
         (("model", "get", "unheard-of"), "unheard-of"),
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bbquic.errors import ModelError
 from bbquic.model.directory import ModelDirectory
-from bbquic.model.tokenizers import refuse_other_tokenizer, tokenizer_difference
+from bbquic.model.tokenizer_difference import refuse_other_tokenizer, tokenizer_difference
 from tiny_model import make_tiny_llama
 
 

@@ -23,6 +23,7 @@ from bbquic.model.manifest import manifest_of
 from bbquic.model.registry import ModelMissing, resolve_model, user_cache
 from bbquic.plan.candidates import SearchOptions
 from bbquic.plan.cost import MemoryOptions
+from bbquic.runtime.drafters import GUESSES, DraftMode, DraftOptions
 from bbquic.runtime.generate import RunModel, RunOptions, resume_hint
 from bbquic.runtime.generate import generate as run_generate
 from bbquic.runtime.hop import CodecMode
@@ -114,6 +115,17 @@ def generate(
         CoordinatorPlace,
         typer.Option(help="Where the loop begins and ends: in this process, or on the first stage's node."),
     ] = CoordinatorPlace.AUTO,
+    draft: Annotated[
+        DraftMode | None,
+        typer.Option(
+            help="Guess tokens ahead: ngram looks them up in prompt and answer; auto takes the draft model "
+            "where one is named, else ngram. Default: off, unless a draft model is named."
+        ),
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="A small model with the same tokenizer that guesses, on this machine.")
+    ] = None,
+    guesses: Annotated[int, typer.Option(min=1, help="Guesses for a sequence and step at most.")] = GUESSES,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
     trace: Annotated[
@@ -129,6 +141,7 @@ def generate(
         job.count()  # an unreadable file is an error before any node is started
     if trace is not None and not trace.parent.is_dir():
         raise ConfigError(f"cannot write the trace {trace}: {trace.parent} is not a directory")
+    drafting = _drafting(draft, draft_model, guesses)
     target = output or str(prompts.with_suffix("")) + ".answers.jsonl"
     cluster = _find_cluster(peers, certs, key, nodes, split)
     turns = LocalTurns.of(microbatches, nodes=cluster.local, cores=_cores()) if cluster.local else None
@@ -146,8 +159,11 @@ def generate(
     )
     planning = None
     if cluster.peers is not None and split is None:
-        planning = planning_options(layout, batch, microbatches, cluster.nodes, in_trace=trace is not None)
-    options = RunOptions(layout=layout, prefill_tokens=prefill_tokens, trace=trace, planning=planning)
+        here = trace is not None or drafting.model is not None
+        planning = planning_options(layout, batch, microbatches, cluster.nodes, here=here)
+    options = RunOptions(
+        layout=layout, prefill_tokens=prefill_tokens, trace=trace, planning=planning, drafting=drafting
+    )
     held = open_model(model)
     take_short_turns()
     statistics = asyncio.run(_run(cluster, model, held, job, target, options))
@@ -185,16 +201,17 @@ def planning_options(
     micro_batches: int | None,
     nodes: tuple[str, ...],
     *,
-    in_trace: bool = False,
+    here: bool = False,
 ) -> PlanningOptions:
-    """What the planner is told: all that was said on the command line is given, the rest is free."""
+    """What the planner is told: all that was said on the command line is given, the rest is free. `here`: the
+    coordinator cannot be on another machine."""
     at_stage = {CoordinatorPlace.HERE: False, CoordinatorPlace.STAGE: True}.get(layout.coordinator)
     return PlanningOptions(
         SearchOptions(
             memory=layout.memory,
             batch=batch,
             micro_batches=micro_batches,
-            at_stage=False if in_trace else at_stage,
+            at_stage=False if here else at_stage,
             ways=ways_of(layout.codec),
             nodes=nodes or None,
             ordered=bool(nodes),
@@ -204,12 +221,22 @@ def planning_options(
 
 def open_model(name: str) -> RunModel:
     """The model, fetched first where it is a known one that is missing."""
+    directory = _directory(name)
+    return RunModel(directory, manifest_of(directory))
+
+
+def _directory(name: str) -> ModelDirectory:
     try:
-        directory = resolve_model(name, user_cache())
+        return resolve_model(name, user_cache())
     except ModelMissing:
         print_note(f"the model {name} is not here yet; getting it")
-        directory = fetch_model(name, user_cache(), print_note)
-    return RunModel(directory, manifest_of(directory))
+        return fetch_model(name, user_cache(), print_note)
+
+
+def _drafting(draft: DraftMode | None, model: str | None, guesses: int) -> DraftOptions:
+    """What was asked for; a draft model is wanted for guessing. Raises: ConfigError, ModelError."""
+    mode = draft or (DraftMode.OFF if model is None else DraftMode.AUTO)
+    return DraftOptions(mode, None if model is None else _directory(model), guesses)
 
 
 async def _run(

@@ -10,7 +10,7 @@ from bbquic.draft.small import ModelDrafter, ModelDrafterOptions
 from bbquic.errors import ModelError
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
-from bbquic.model.tokenizers import refuse_other_tokenizer
+from bbquic.model.tokenizer_difference import refuse_other_tokenizer
 from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.units import Bytes
 

@@ -31,10 +31,10 @@ class ModelDrafterOptions:
     prompts. call_tokens: caught up in one call; who needs more has no guesses before the next."""
 
     memory: Bytes = Bytes(1 << 30)
-    rows: int = 32
+    rows: int = 256
     threads: int = 1
     pack_tokens: int = 256
-    call_tokens: int = 2048
+    call_tokens: int = 512
 
     def __post_init__(self) -> None:
         if min(self.memory, self.rows, self.threads, self.pack_tokens, self.call_tokens) < 1:

@@ -30,6 +30,7 @@ from bbquic.errors import (
 )
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.coordinator import CoordinatorOptions
+from bbquic.runtime.drafters import ngram_drafter
 from bbquic.runtime.progress import LoopStatistics
 from bbquic.runtime.protocol import (
     MAX_TREE,
@@ -157,7 +158,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
 
     def scheduler(self, plan: PlanHeader) -> Scheduler:
         """One that works so. Raises: PlanRefused as `work` does."""
-        drafter = NgramDrafter() if self.drafter else None
+        drafter = ngram_drafter() if self.drafter else None
         return Scheduler(self.work(plan), drafter=drafter, speculation=AlwaysGuesses(self.most_guesses))
 
     @property

@@ -154,6 +154,7 @@ class Coordinator:
             first_tokens=observer.first_tokens.first_tokens(),
             waiting_for=self.waiting_for(),
             decisions=self._scheduler.decisions()[-MOST_DECISIONS:],
+            drafts=self._scheduler.drafts,
             to_first=LoopEnd.sent(self._links[0].channel.statistics()),
             from_last=LoopEnd.received(self._links[-1].channel.statistics()),
         )

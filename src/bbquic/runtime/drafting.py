@@ -14,6 +14,8 @@ from functools import partial
 
 from bbquic.draft.drafter import Ask, Drafter, Speculation
 from bbquic.draft.tree import DraftTree
+from bbquic.runtime.drafters import TimedDrafter
+from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.sequence import Sequence
 
 
@@ -70,6 +72,14 @@ class Drafting:
         self._waiting: list[tuple[int, Sequence, Ask]] = []  # not handed to the drafter yet
         self._told: list[Callable[[], None]] = []
         self.words: deque[str] = deque(maxlen=1)
+        self._timed = drafter if isinstance(drafter, TimedDrafter) else None
+        self._rows = self._tokens = self._guesses = self._accepted = 0
+
+    @property
+    def drafts(self) -> Drafts:
+        """What it came to so far."""
+        seconds = 0.0 if self._timed is None else self._timed.spent
+        return Drafts(self._rows, self._tokens, self._guesses, self._accepted, seconds)
 
     @property
     def has_cycle(self) -> bool:
@@ -81,7 +91,7 @@ class Drafting:
 
         None where no slot is that long: then nothing is drafted for it.
         """
-        room = 3 * (self._most + 1) if self._drafter is not None else 0
+        room = tree_room(self._most) if self._drafter is not None else 0
         return room if need + room <= largest else 0
 
     def holds(self, micro_batch: int, sequences: Items[Sequence]) -> bool:
@@ -149,6 +159,8 @@ class Drafting:
         return tree.heaviest(self._kept)
 
     def learn(self, sequence: Sequence, tree: DraftTree, path: Items[int]) -> None:
+        self._guesses += tree.guesses
+        self._accepted += len(path) - 1
         if self._drafter is not None:
             self._tell(partial(self._drafter.learn, sequence.key, tree, tuple(path)))
 
@@ -157,6 +169,8 @@ class Drafting:
             self._tell(partial(self._drafter.forget, sequence.key))
 
     def noted(self, micro_batch: int, rows: int, guesses: int, committed: int) -> None:
+        self._rows += rows
+        self._tokens += committed
         if self._speculation is not None and rows:
             self._speculation.noted(micro_batch, rows, guesses, committed)
 
@@ -180,6 +194,11 @@ class Drafting:
             self.stop(error)
         else:
             self.take(work, trees)
+
+
+def tree_room(guesses: int) -> int:
+    """Cells beyond its tokens of a sequence whose trees have so many guesses, for them and their holes."""
+    return 3 * (guesses + 1) if guesses else 0
 
 
 def _ask(sequence: Sequence, guesses: int) -> Ask | None:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bbquic.draft.drafter import AlwaysGuesses
 from bbquic.errors import BBQuicError, ConfigError
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
@@ -26,12 +27,16 @@ from bbquic.runtime.cluster import (
     release,
 )
 from bbquic.runtime.coordinator import Coordinator, CoordinatorOptions, JobLoop
+from bbquic.runtime.drafters import DraftOptions, TimedDrafter, make_drafter
+from bbquic.runtime.drafting import tree_room
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, make_plan
+from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.monitor import Monitor
 from bbquic.runtime.observer import Recorder
 from bbquic.runtime.planning import USUAL_JOB, PlanningOptions, ask, best_plan, planned_layout, summary
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, ReadyHeader, Stage
+from bbquic.runtime.ranges import aligned
 from bbquic.runtime.remote import RemoteCoordinator
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 from bbquic.runtime.sizes import job_shape
@@ -59,13 +64,20 @@ class RunOptions:
     deadlines: ClusterDeadlines = field(default_factory=ClusterDeadlines)
     trace: Path | None = None  # where a Chrome trace of the run goes
     planning: PlanningOptions | None = None  # None: the nodes as given, split by weight
+    drafting: DraftOptions = field(default_factory=DraftOptions)
 
     def __post_init__(self) -> None:
-        """Raises: ConfigError where no trace can be written."""
+        """Raises: ConfigError for what a coordinator on another machine cannot do."""
         if self.trace is not None and self.layout.coordinator is CoordinatorPlace.STAGE:
             raise ConfigError(
                 "a trace is made by the coordinator, which is to run on another machine",
                 hint="leave out --trace, or say --coordinator here",
+            )
+        if self.drafting.model is not None and self.layout.coordinator is CoordinatorPlace.STAGE:
+            raise ConfigError(
+                f"the draft model {self.drafting.model.name} runs beside the coordinator, which is to run on "
+                "another machine",
+                hint="use --draft ngram there, or say --coordinator here",
             )
 
 
@@ -194,7 +206,8 @@ async def generate(
         known = await asyncio.to_thread(
             lambda: job_shape(job, directory.tokenizer, directory.context_length, answers=before)
         )
-        shape = known or USUAL_JOB
+        shape = _with_trees(known or USUAL_JOB, options.drafting)
+    drafter = await _drafter(directory, options, report)
     async with deployed(endpoint, nodes, model, options, report, shape) as ready:
         links, plan = ready.links, ready.plan
         answers = open_answers(output, model=model.label(plan.dtype))
@@ -202,7 +215,8 @@ async def generate(
             total = await asyncio.to_thread(job.count)
             source = RecordSource(job, answers, directory.tokenizer, context_length=directory.context_length)
             with _traced(options.trace, plan, report) as recorder:
-                loop = job_loop(links, plan, directory, replace(options, layout=ready.layout), recorder)
+                chosen = replace(options, layout=ready.layout)
+                loop = job_loop(links, plan, directory, chosen, recorder, drafter)
                 monitor = Monitor(source, loop, total=total)
                 try:
                     async with (
@@ -260,15 +274,18 @@ def job_loop(
     directory: ModelDirectory,
     options: RunOptions,
     recorder: Recorder | None = None,
+    drafter: TimedDrafter | None = None,
 ) -> JobLoop:
-    """The coordinator where the plan wants it: in this process, or on the first stage's node."""
+    """The coordinator where the plan wants it: in this process, where the `drafter` is, or on the first
+    stage's node, which has its own."""
     work, ends = _scheduling(plan, options), directory.eos
     if plan.coordinator is not None:
-        return RemoteCoordinator(links, plan, work, ends=ends, options=options.coordinator)
+        name = "" if drafter is None else drafter.name
+        return RemoteCoordinator(links, plan, work, ends=ends, options=options.coordinator, drafter=name)
     return Coordinator(
         links,
         plan,
-        Scheduler(work),
+        Scheduler(work, drafter=drafter, speculation=AlwaysGuesses(work.most_guesses)),
         ends=ends,
         text=lambda: StreamDecoder(directory.tokenizer),
         options=options.coordinator,
@@ -285,7 +302,21 @@ def _scheduling(plan: PlanHeader, options: RunOptions) -> SchedulerOptions:
         look_ahead=options.look_ahead,
         depth=plan.depth,
         start=options.layout.start(len(plan.stages)),
+        most_guesses=options.drafting.most_guesses,
     )
+
+
+async def _drafter(directory: ModelDirectory, options: RunOptions, report: Report) -> TimedDrafter | None:
+    """The run's, before any node is asked for anything. Raises: as `make_drafter`."""
+    drafting = options.drafting
+    if drafting.model is not None:
+        report(f"loading the draft model {drafting.model.name}")
+    return await asyncio.to_thread(make_drafter, drafting, directory, free=host_memory_free())
+
+
+def _with_trees(shape: JobShape, drafting: DraftOptions) -> JobShape:
+    """The same job, whose slots have room for trees."""
+    return replace(shape, slot=aligned(shape.slot + tree_room(drafting.most_guesses)))
 
 
 @contextmanager

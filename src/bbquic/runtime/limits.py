@@ -16,6 +16,7 @@ from bbquic.runtime.timing import Hop, Parts, WireLink
 from bbquic.units import BytesPerSecond, Seconds
 
 COORDINATOR = "coordinator"  # as it is called wherever hops have names
+DRAFTER = "drafter"
 FULL = 0.85  # busy for more of the time, a resource is what the others wait for
 
 
@@ -24,6 +25,7 @@ class Cause(StrEnum):
     LINK = "link"
     LANE = "lane"  # copies and codec, on either side of a stage
     COORDINATOR = "coordinator"
+    DRAFTER = "drafter"
     LATENCY = "latency"
     TRANSMISSION = "transmission"
     WAITING = "waiting"
@@ -54,6 +56,7 @@ _WORDS = {
     Cause.LINK: "link busy",
     Cause.LANE: "copies and codec busy",
     Cause.COORDINATOR: "busy with packs",
+    Cause.DRAFTER: "busy with guesses",
 }
 _ADVICE = {
     Cause.LATENCY: "more micro-batches or sequences would fill it",

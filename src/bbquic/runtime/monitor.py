@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from bbquic.runtime.accounting import Loop, LoopSums, is_known
 from bbquic.runtime.coordinator import JobLoop
+from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.limits import (
     COORDINATOR,
+    DRAFTER,
     Cause,
     Load,
     believed_rate,
@@ -43,22 +46,20 @@ class Monitor:
         self._prompt = RateMeter(WINDOW, start=self._start)
         self._generated = RateMeter(WINDOW, start=self._start)
         self._seen = (0, 0)
-        self._none = (LoopSums.none(len(loop.statistics().stages)), Seconds(0.0))
+        self._none = _Sums(LoopSums.none(len(loop.statistics().stages)), Seconds(0.0), Drafts())
         self._window = Window(WINDOW, self._start, self._none)
 
     def snapshot(self) -> JobStatistics:
         """The job as it is, "lately" being the last `WINDOW`."""
         now, seen = self._now(), self._loop.statistics()
-        self._window.add(now, (seen.sums, Seconds(seen.spent)))
+        self._window.add(now, _Sums(seen.sums, Seconds(seen.spent), seen.drafts))
         return self._snapshot(now, seen, *self._window.before)
 
     def whole_run(self) -> JobStatistics:
         """The same with everything since the start as "lately": what a run leaves to say when it ends."""
         return self._snapshot(self._now(), self._loop.statistics(), self._start, self._none)
 
-    def _snapshot(
-        self, now: Seconds, seen: LoopStatistics, since: Seconds, before: tuple[LoopSums, Seconds]
-    ) -> JobStatistics:
+    def _snapshot(self, now: Seconds, seen: LoopStatistics, since: Seconds, before: _Sums) -> JobStatistics:
         source = self._source
         prompt, generated = seen.prompt_tokens, seen.generated_tokens
         sent = prompt - seen.shared_tokens
@@ -71,8 +72,10 @@ class Monitor:
         elapsed = Seconds(now - self._start)
         settled = source.done + failed
         left = None if self._total is None else self._total - settled - source.skipped
-        change = seen.sums.since(before[0])
-        lately = _Lately(seen, Seconds(now - since), change, Seconds(seen.spent - before[1]))
+        change = _Sums(
+            seen.sums.since(before.loop), Seconds(seen.spent - before.spent), seen.drafts.since(before.drafts)
+        )
+        lately = _Lately(seen, Seconds(now - since), change)
         return JobStatistics(
             done=source.done,
             failed=failed,
@@ -92,6 +95,7 @@ class Monitor:
             stages=lately.stages(),
             loop=lately.loop,
             first_tokens=seen.first_tokens,
+            drafts=change.drafts if seen.drafts.guesses else None,
             limit=lately.limit(),
             decisions=seen.decisions,
         )
@@ -101,14 +105,24 @@ class Monitor:
         return Seconds(time.monotonic())
 
 
-class _Lately:
-    """The loop over some time: `change` of the sums in `elapsed`, `spent` by the coordinator itself."""
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of the loop, of the coordinator's own time, and of drafting."""
 
-    def __init__(self, seen: LoopStatistics, elapsed: Seconds, change: LoopSums, spent: Seconds) -> None:
+    loop: LoopSums
+    spent: Seconds
+    drafts: Drafts
+
+
+class _Lately:
+    """The loop over some time: `change` of the sums in `elapsed`."""
+
+    def __init__(self, seen: LoopStatistics, elapsed: Seconds, change: _Sums) -> None:
         self._seen = seen
         self._elapsed = elapsed
-        self._change = change
-        self._spent = spent
+        self._change = change.loop
+        self._spent = change.spent
+        self._drafts = change.drafts
         self._stages = [one.stage for one in seen.stages]
         self._names = [stage.node for stage in self._stages]
         reports = [one.report for one in seen.stages]
@@ -118,7 +132,7 @@ class _Lately:
             None if report is None else (report.codec, report.why) for report in (None, *reports[:-1], None)
         ]
         self._queued = [None if report is None else report.queued for report in reports]
-        self.loop: Loop | None = change.mean([believed_rate(link) for link in self._links])
+        self.loop: Loop | None = change.loop.mean([believed_rate(link) for link in self._links])
 
     def hops(self) -> tuple[HopStatistics, ...]:
         """Coordinator to the first stage, stage to stage, last stage back; each as far as it is known."""
@@ -139,6 +153,8 @@ class _Lately:
         if self._elapsed <= 0 or not self._change.steps:
             return []
         loads = [Load(Cause.COORDINATOR, COORDINATOR, self._spent / self._elapsed)]
+        if self._drafts.seconds:
+            loads.append(Load(Cause.DRAFTER, DRAFTER, self._drafts.seconds / self._elapsed))
         for name, parts in zip(self._names, self._change.stages, strict=True):
             loads += stage_loads(name, parts, self._change.steps, self._elapsed)
         for way, hop, link in zip(hop_names(self._names), self._change.hops, self._links, strict=True):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from bbquic.runtime.accounting import LoopSums
+from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.protocol import MAX_STAGES, Stage, Text
 from bbquic.runtime.tally import wire_link
 from bbquic.runtime.telemetry import FirstTokens
@@ -61,6 +62,7 @@ class LoopStatistics(Struct, frozen=True, forbid_unknown_fields=True):
     decisions: Annotated[
         tuple[Text, ...], Meta(max_length=MOST_DECISIONS)
     ] = ()  # about the loop, the newest last
+    drafts: Drafts = Drafts()
     to_first: LoopEnd = LoopEnd()
     from_last: LoopEnd = LoopEnd()
 
@@ -71,7 +73,8 @@ class LoopStatistics(Struct, frozen=True, forbid_unknown_fields=True):
         if self.shared_tokens > self.prompt_tokens:
             raise ValueError(f"of {self.prompt_tokens} prompt tokens {self.shared_tokens} cannot be shared")
         times = () if self.first_tokens is None else (self.first_tokens.median, self.first_tokens.p95)
-        if not all(math.isfinite(value) and abs(value) <= _MOST for value in (*_leaves(self.sums), *times)):
+        values = (*_leaves(self.sums), *times, self.drafts.seconds)
+        if not all(math.isfinite(value) and abs(value) <= _MOST for value in values):
             raise ValueError("a sum is not a finite number")
 
     @classmethod

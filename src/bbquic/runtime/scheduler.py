@@ -16,6 +16,7 @@ from bbquic.draft.tree import DraftTree
 from bbquic.errors import RecordError
 from bbquic.kv.ranges import Tiers
 from bbquic.runtime.drafting import Drafting, DraftWork
+from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.losses import MOST_LOST, SMALLER, Notices, blamed, gone_with, must_wait
 from bbquic.runtime.pace import MeasuredPace, Pace
 from bbquic.runtime.packing import Packing
@@ -186,6 +187,11 @@ class Scheduler:
         if not ready and not self._may_read_ahead(batch):
             return None
         return self._launch(batch, ready)
+
+    @property
+    def drafts(self) -> Drafts:
+        """What drafting came to so far."""
+        return self._drafting.drafts
 
     @property
     def drafts_beside(self) -> bool:

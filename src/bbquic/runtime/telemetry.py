@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from bbquic.runtime.accounting import Loop
+from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.timing import Parts
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
@@ -128,6 +129,7 @@ class JobStatistics:
     stages: tuple[StageStatistics, ...] = ()
     loop: Loop | None = None  # the average step, lately
     first_tokens: FirstTokens | None = None
+    drafts: Drafts | None = None  # lately; None where nothing is guessed
     limit: str | None = None  # what sets the pace just now, with figures
     decisions: tuple[str, ...] = ()  # of the controller, each with its reason; the newest last
 
