@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bbquic.draft.drafter import AlwaysGuesses, Drafter
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import manifest_of
 from bbquic.model.sampling import Sampling
@@ -161,9 +162,17 @@ async def serve(
     pace: Callable[[SchedulerOptions], Pace] | None = None,
     start: int | None = None,
     shares_prefixes: bool = True,
+    drafter: Drafter | None = None,
+    guesses: int = 0,
+    kept_guesses: int | None = None,
+    sampling: Callable[[int], Sampling] | None = None,
+    nodes: int | None = None,
     during: Callable[[Coordinator, Scheduler], Coroutine[Any, Any, None]] | None = None,
 ) -> tuple[dict[int, Completion], Scheduler]:
-    """A run without files, which a test may look into, steer and disturb; completions by line."""
+    """A run without files, which a test may look into, steer and disturb; completions by line.
+
+    On the first `nodes` of the cluster, all where None; with as many `guesses` as a drafter is asked for.
+    """
     held = run_model(model)
     tokenizer = held.directory.tokenizer
     outcomes: list[Outcome] = []
@@ -172,12 +181,17 @@ async def serve(
         for line, record in enumerate(records, 1):
             chat = record.get("messages")
             tokens = tokenizer.encode_chat(chat) if chat else tokenizer.encode(record["prompt"])
-            yield Request(line, tuple(tokens), record.get("max_tokens", 256), Sampling())
+            most, stop = record.get("max_tokens", 256), record.get("stop", ())
+            yield Request(line, tuple(tokens), most, sampled(line), stop)
 
     async def keep(group: Sequence[Outcome]) -> None:
         outcomes.extend(group)
 
-    async with deployed(cluster.command, cluster.places(), held, how, lambda _: None) as ready:
+    def sampled(line: int) -> Sampling:
+        return sampling(line) if sampling else Sampling()
+
+    places = cluster.places(cluster.names[:nodes])
+    async with deployed(cluster.command, places, held, how, lambda _: None) as ready:
         links, plan = ready.links, ready.plan
         options = SchedulerOptions(
             plan.micro_batches,
@@ -187,8 +201,10 @@ async def serve(
             depth=plan.depth,
             start=start,
             shares_prefixes=shares_prefixes,
+            most_guesses=guesses,
+            kept_guesses=kept_guesses,
         )
-        scheduler = Scheduler(options, pace(options) if pace else None)
+        scheduler = Scheduler(options, pace(options) if pace else None, drafter, AlwaysGuesses(guesses))
         coordinator = Coordinator(
             links,
             plan,

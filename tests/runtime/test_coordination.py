@@ -410,6 +410,16 @@ def test_more_tokens_shared_than_there_were_are_refused() -> None:
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_coordinator_elsewhere_is_told_how_to_work(shares: bool) -> None:
     plan = PlanHeader(JOB, 0, "tiny", "float32", STAGES, (64, 32), 2, 3, Manifest("tiny", {}, "", {}))
-    work = SchedulerOptions(2, 5, (64, 32), 17, 9, 3, 1, shares_prefixes=shares)
-    header = CoordinateHeader.of(plan, work, frozenset({2}), CoordinatorOptions())
+    work = SchedulerOptions(
+        2, 5, (64, 32), 17, 9, 3, 1, shares_prefixes=shares, most_guesses=4, kept_guesses=2
+    )
+    header = CoordinateHeader.of(plan, work, frozenset({2}), CoordinatorOptions(), "n-grams")
     assert decode_header_untrusted(CoordinateHeader, encode_header(header)).work(plan) == work
+    assert header.drafter == "n-grams"
+
+
+def test_a_drafter_that_a_coordinator_elsewhere_does_not_have_is_refused_by_name() -> None:
+    plan = PlanHeader(JOB, 0, "tiny", "float32", STAGES, (64, 32), 2, 3, Manifest("tiny", {}, "", {}))
+    work = SchedulerOptions(2, 5, (64, 32), most_guesses=4)
+    with pytest.raises(ConfigError, match=r"^a-small-model cannot draft for a coordinator on a node"):
+        CoordinateHeader.of(plan, work, frozenset({2}), CoordinatorOptions(), "a-small-model")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import pytest
 from pipeline_simulation import noted
@@ -43,8 +42,7 @@ def ask(key: int, token: int, guesses: int = 4) -> Ask:
 
 def test_a_watched_drafter_drafts_as_before_and_tells_what_it_was_asked_gave_and_got_right() -> None:
     drafter = Same()
-    ticks = count()
-    watched = WatchedDrafter(drafter, 2, lambda: next(ticks) * 0.5)
+    watched = WatchedDrafter(drafter, 2)
     trees = watched.draft([ask(1, 2), ask(2, 3)])
     assert trees == drafter.draft([ask(1, 2), ask(2, 3)])
     watched.learn(1, trees[0], (0, 1, 2))
@@ -57,11 +55,11 @@ def test_a_watched_drafter_drafts_as_before_and_tells_what_it_was_asked_gave_and
     watched.forget(1)
     assert drafter.learnt == [(1, (0, 1, 2)), (1, ())]
     assert (watched.name, watched.is_instant) == ("same", True)
-    assert watched.time(8) == pytest.approx(0.5)
+    assert watched.time(8) == pytest.approx(watched.spent)
 
 
 def test_ranks_are_by_weight_however_nodes_are_numbered() -> None:
-    watched = WatchedDrafter(Same(), None, lambda: 0.0)
+    watched = WatchedDrafter(Same())
     tree = DraftTree((5, 6, 7, 8), (0, 0, 0, 2), (1.0, 0.1, 0.9, 0.8))
     watched.learn(1, tree, (0, 2, 3))
     assert watched.outcomes()[0].right == {1: 1.0, 2: 1.0}

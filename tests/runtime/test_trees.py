@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -28,6 +27,7 @@ from bbquic.runtime.ledger import Ledger
 from bbquic.runtime.placement import CompactionPolicy, Placement
 from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
 from bbquic.runtime.stage import ModelWorker, stage_errors
+from bbquic.runtime.trees import onward
 
 CAPACITY, TIERS = 48, (144, 96)  # three slots in one tier, two in the other
 WHERE = SlotRange.of(0, 3, CAPACITY, 144, 2)
@@ -119,42 +119,25 @@ class Drafting:
                 parents.append(parent)
                 tokens.append(drawn.choice(wrong))
         self.right = tuple(right)
-        return Tree(tuple(nodes), tuple(parents)), tokens
+        kept: list[int] = []  # some nodes that are not right are not
+        for node, parent in zip(nodes, parents, strict=True):
+            if node in right or (parent in kept and drawn.random() < 0.5):
+                kept.append(node)
+        return Tree(tuple(nodes), tuple(parents), tuple(kept) if drawn.random() < 0.7 else None), tokens
 
-    def take(self, row: Row, tokens: Sequence[int]) -> None:
-        """The tokens that came back for a row: those of the right path are the answer's."""
+    def take(self, row: Row, tokens: Sequence[int], path: tuple[int, ...]) -> None:
+        """The tokens that came back for a row: those of the right path, which are the answer's."""
         if row.tree is None:
             self.stored += row.count
             if row.wants_token:
                 assert list(tokens) == [self.answer[self.done]]
                 self.done += 1
             return
-        at = [tokens[row.tree.nodes.index(node)] for node in self.right]
-        assert at == self.answer[self.done : self.done + len(at)], "the answer at each accepted node"
-        self.done += len(at)
-        self.stored += len(at)
+        assert path == self.right
+        assert list(tokens) == self.answer[self.done : self.done + len(path)], "the answer at each node"
+        self.done += len(path)
+        self.stored += len(path)
         self.accepted = self.right
-
-
-def pruned(pack: PackHeader, keeps: Sequence[Drafting], drawn: random.Random) -> tuple[PackHeader, list[int]]:
-    """The pack without some nodes that are not on a right path, and the places of the others."""
-    rights = {one.slot: set(one.right) for one in keeps}
-    rows, places, stop = [], [], 0
-    for row in pack.rows:
-        start, stop = stop, stop + row.count
-        kept = list(range(row.count))
-        if row.tree is not None:
-            tree = row.tree
-            left: set[int] = set()
-            for node, parent in zip(tree.nodes, tree.parents, strict=True):
-                if node in rights[row.slot] or (parent in left and drawn.random() < 0.5):
-                    left.add(node)
-            kept = [place for place, node in enumerate(tree.nodes) if node in left]
-            tree = Tree(*(tuple(ids[place] for place in kept) for ids in (tree.nodes, tree.parents)))
-            row = msgspec.structs.replace(row, count=len(kept), tree=tree)
-        rows.append(row)
-        places += [start + place for place in kept]
-    return msgspec.structs.replace(pack, rows=tuple(rows), tokens=b""), places
 
 
 def drive(
@@ -171,20 +154,21 @@ def drive(
         pack = PackHeader("0" * 16, 0, 0, step, WHERE.numbers, tuple(row for row, _ in made), ids)
         body: bytes | memoryview = b""
         for ledger, worker in zip(ledgers, workers, strict=True):
-            if worker is not workers[0]:
-                pack, places = pruned(pack, chosen, drawn)
-                hidden = np.frombuffer(body, np.float32).reshape(-1, HIDDEN)
-                body = hidden[places].tobytes()
             (due,) = ledger.admit(pack, None)
             staged = worker.stage_in(pack, body, due.placement)
             output = worker.stage_out(pack, worker.compute(pack, staged, due.copies))
             body = output.body
+            if output.tokens is None:
+                pack = onward(pack)
+                assert len(body) == 4 * HIDDEN * pack.token_count
+                assert len(pack.tokens) == (4 * pack.token_count if pack.has_trees else 0)
         assert output.tokens is not None
-        came = iter(output.tokens)
+        came, paths = iter(output.tokens), iter(output.paths)
         for one, row in zip(chosen, pack.rows, strict=True):
-            count = row.count if row.tree is not None else int(row.wants_token)
-            one.take(row, [next(came) for _ in range(count)])
+            path = () if row.tree is None else next(paths)
+            one.take(row, [next(came) for _ in range(len(path) or row.wants_token)], path)
         assert next(came, None) is None
+        assert next(paths, None) is None
     return step
 
 

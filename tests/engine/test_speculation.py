@@ -1,0 +1,238 @@
+"""Speculation from drafter to answers, on real stages: no token is another one for it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_helpers import Cluster, cluster_of, options, run, run_model, serve
+from oracle import Oracle
+from remote_helpers import at_stage
+
+from bbquic.draft.drafter import Ask, Drafter
+from bbquic.draft.ngram import NgramDrafter
+from bbquic.model.sampling import Sampling
+from bbquic.runtime.generate import RunOptions, deployed
+from bbquic.runtime.remote import RemoteCoordinator
+from bbquic.runtime.request import Completion, Outcome, Request
+from bbquic.runtime.scheduler import SchedulerOptions
+from random_drafter import RandomDrafter
+
+BATCH, SLOT = 4, 176  # tokens: a record, and three trees of 33 nodes
+END = 2  # of the tiny model
+WARM = 0.9  # a temperature
+References = dict[float, dict[int, list[int]]]  # by temperature and line
+
+RECORDS: list[dict[str, Any]] = [
+    *({"prompt": f"the of {n}", "max_tokens": 20} for n in range(3)),
+    {"prompt": "a b a b a b a b a b a b", "max_tokens": 12},
+    {"prompt": "and to in " * 5, "max_tokens": 17},
+    {"prompt": "of", "max_tokens": 1},
+    {"prompt": "is it as", "max_tokens": 25},
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One cell of the factorial. `guesses` of 0: a chain of 4."""
+
+    drafter: str
+    guesses: int
+    pruned: bool
+    nodes: int
+    micro_batches: int
+    on_host: float  # α
+    temperature: float
+
+
+FACTORS = (
+    ("n-grams", "liar", "liar beside"),
+    (0, 4, 16, 32),
+    (False, True),
+    (1, 2, 3),
+    (1, 2, 4),
+    (0.0, 0.5),
+    (0.0, WARM),
+)
+ALL = [Setting(*one) for one in itertools.product(*FACTORS)]
+
+
+def covering(settings: Sequence[Setting]) -> list[Setting]:
+    """Some of the settings, in which each pair of levels of two factors is."""
+    left = {pair for one in settings for pair in pairs(one)}
+    rng, found = random.Random(8), list[Setting]()
+    while left:
+        best = max(rng.sample(settings, 60), key=lambda one: len(pairs(one) & left))
+        found.append(best)
+        left -= pairs(best)
+    return found
+
+
+def pairs(one: Setting) -> set[tuple[tuple[int, object], ...]]:
+    return set(itertools.combinations(enumerate(astuple(one)), 2))
+
+
+def the_drafter(one: Setting, prompts: dict[int, int], said: dict[int, list[int]]) -> Drafter:
+    """n-grams, or one that knows what is `said` behind `prompts` tokens, by line, and lies at random."""
+    if one.drafter == "n-grams":
+        return NgramDrafter()
+
+    def following(ask: Ask, path: tuple[int, ...]) -> int | None:
+        """What the reference says there; nothing behind its end."""
+        answer, reference = list(ask.tokens[prompts[ask.key] :]), said[ask.key]
+        assert answer == reference[: len(answer)], "what is committed is right"
+        place = len(answer) + len(path)
+        return reference[place] if place < len(reference) else None
+
+    rng = random.Random(str(one))
+    is_instant, is_chain = one.drafter == "liar", one.guesses == 0
+    return RandomDrafter(rng, following, range(3, 300), 0.8, is_instant, is_chain)
+
+
+async def check(cluster: Cluster, model: Path, settings: Sequence[Setting], references: References) -> int:
+    """Every answer of every setting is as expected; how many guesses were accepted."""
+    tokenizer, accepted = run_model(model).directory.tokenizer, 0
+    prompts = {line: len(tokenizer.encode(record["prompt"])) for line, record in enumerate(RECORDS, 1)}
+    for one in settings:
+        expected = references[one.temperature]
+        drafter = the_drafter(one, prompts, expected)
+        came, scheduler = await serve(
+            cluster,
+            model,
+            RECORDS,
+            layout(one.nodes, one.micro_batches, one.on_host),
+            drafter=drafter,
+            guesses=one.guesses or 4,
+            kept_guesses=max(1, one.guesses // 2) if one.pruned else None,
+            sampling=partial(sampling_of, one.temperature),
+            nodes=one.nodes,
+        )
+        for line, reference in expected.items():
+            assert tokens_of(came[line]) == reference, (one, line)
+        assert not any("drafts no more" in words for words in scheduler.decisions())
+        if isinstance(drafter, RandomDrafter):
+            accepted += drafter.accepted
+    return accepted
+
+
+def layout(nodes: int, micro_batches: int, on_host: float) -> RunOptions:
+    """Slots for the longest record with its trees; more of them than there are records."""
+    offloaded = (round(BATCH * on_host),) * nodes
+    return options(batch=BATCH, micro_batches=micro_batches, kv_tokens=BATCH * 2 * SLOT, offloaded=offloaded)
+
+
+def sampling_of(temperature: float, line: int) -> Sampling:
+    return Sampling(temperature, 0.95, 50, line) if temperature else Sampling()
+
+
+def tokens_of(one: Completion) -> list[int]:
+    """An answer's tokens, the end token included where it came."""
+    return [*one.tokens, *([END] if one.generated > len(one.tokens) else [])]
+
+
+@pytest.fixture(scope="module")
+def references(model: Path) -> References:
+    """What is answered without speculation, by temperature and line: greedy by transformers, else by us."""
+    oracle, found = Oracle(model), dict[int, list[int]]()
+    for line, record in enumerate(RECORDS, 1):
+        found[line] = oracle.generate(oracle.prompt(record), record["max_tokens"])
+    sampled: dict[int, list[int]] = {}
+
+    async def main() -> None:
+        async with cluster_of([model]) as cluster:
+            how = partial(sampling_of, WARM)
+            answers, _ = await serve(cluster, model, RECORDS, layout(1, 1, 0.0), sampling=how)
+            sampled.update({line: tokens_of(one) for line, one in answers.items()})
+
+    run(main)
+    assert any(END in one for one in (*found.values(), *sampled.values())), "an answer ends by itself"
+    return {0.0: found, WARM: sampled}
+
+
+def test_tokens_with_speculation_are_those_without_for_each_pair_of_settings(
+    model: Path, references: References
+) -> None:
+    async def main() -> None:
+        async with cluster_of([model] * 3) as cluster:
+            assert await check(cluster, model, covering(ALL), references) > 100
+
+    run(main)
+
+
+def test_a_stop_string_within_a_tree_ends_the_answer_there(model: Path, references: References) -> None:
+    """The stop strings are of letters from the middle of answers, so that most are completed by a guess."""
+    tokenizer = run_model(model).directory.tokenizer
+    said = references[0.0]
+    texts = {line: tokenizer.decode([token for token in said[line] if token != END]) for line in said}
+    stops = {line: text[len(text) // 2 :][:3] for line, text in texts.items() if len(text) > 8}
+    assert len(stops) > 3
+    records = [record | {"stop": (stops.get(line, "-"),)} for line, record in enumerate(RECORDS, 1)]
+    prompts = {line: len(tokenizer.encode(record["prompt"])) for line, record in enumerate(RECORDS, 1)}
+    one = Setting("liar", 16, True, 2, 2, 0.0, 0.0)
+
+    async def main() -> None:
+        async with cluster_of([model] * 2) as cluster:
+            how, drafter = layout(2, 2, 0.0), the_drafter(one, prompts, said)
+            alone, _ = await serve(cluster, model, records, how)
+            came, _ = await serve(cluster, model, records, how, drafter=drafter, guesses=16, kept_guesses=9)
+            assert came == alone
+            for line, stop in stops.items():
+                assert alone[line].text == texts[line][: texts[line].index(stop)]
+
+    run(main)
+
+
+def test_a_coordinator_on_a_node_drafts_by_n_grams(model: Path, references: References) -> None:
+    tokenizer, ends = run_model(model).directory.tokenizer, run_model(model).directory.eos
+    outcomes: list[Outcome] = []
+    steps: list[int] = []
+
+    async def requests() -> AsyncIterator[Request]:
+        for line, record in enumerate(RECORDS, 1):
+            tokens = tuple(tokenizer.encode(record["prompt"]))
+            yield Request(line, tokens, record["max_tokens"], Sampling())
+
+    async def keep(group: Sequence[Outcome]) -> None:
+        outcomes.extend(group)
+
+    async def main(guesses: int) -> None:
+        how = at_stage(batch=BATCH, micro_batches=2, kv_tokens=BATCH * 2 * SLOT)
+        async with (
+            cluster_of([model] * 2) as cluster,
+            deployed(cluster.command, cluster.places(), run_model(model), how, lambda _: None) as ready,
+        ):
+            work = SchedulerOptions(2, BATCH, ready.plan.tiers, most_guesses=guesses, kept_guesses=8)
+            loop = RemoteCoordinator(
+                ready.links, ready.plan, work, ends=ends, drafter="n-grams" if guesses else ""
+            )
+            await loop.run(requests(), keep)
+            steps.append(loop.statistics().sums.steps)
+
+    for guesses in (0, 16):
+        run(partial(main, guesses))
+    assert steps[1] < steps[0], "some guesses were right"
+    came = {one.line: tokens_of(one) for one in outcomes if isinstance(one, Completion)}
+    assert came == references[0.0]
+    assert len(outcomes) == 2 * len(came)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("drafter", FACTORS[0])
+@pytest.mark.parametrize("guesses", FACTORS[1])
+def test_tokens_with_speculation_are_those_without_for_all_settings(
+    model: Path, references: References, drafter: str, guesses: int
+) -> None:
+    chosen = [one for one in ALL if (one.drafter, one.guesses) == (drafter, guesses)]
+
+    async def main() -> None:
+        async with cluster_of([model] * 3) as cluster:
+            await check(cluster, model, chosen, references)
+
+    run(main)
