@@ -143,8 +143,8 @@ def emulated(links: Links, report: Report, rounds: int) -> None:
         ratios_of[name] = {"better": better, "ratios": spread(ratios), "over_off": spread(gains)}
         print(
             f"{place.rate_mbps:.0f} Mbit/s {place.rtt_ms:.0f} ms B={place.batch}: by what pays against "
-            f"{better} {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), against off {median(gains):.2f} "
-            f"({min(gains):.2f} to {max(gains):.2f})",
+            f"{better} {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
+            f"against off {median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})",
             flush=True,
         )
         report.measured[f"emulated_{name}"] = median(ratios)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bbquic.plan.simulate_speculation import Fixed, Played, chain, simulate_guessing
+from bbquic.plan.simulate_speculation import Played, chain, fixed_time, simulate_guessing
 from bbquic.plan.speculator import LEVELS, Situation, Speculator
 from bench.guessing.cells import RATES, ROUND_TRIPS, Place
 
@@ -47,8 +47,8 @@ def one(place: Place, accepts: float, count: int, passes: int) -> Simulated:
     """A cell. `passes` without guesses are as many tokens; with them, longer jobs."""
     chances = chain(accepts, LEVELS[-1])
     rows = max(1, place.batch // count)
-    job = Played(place.measured, count, rows, 100, lambda _: chances)
-    fixed = {guesses: simulate_guessing(job, Fixed(guesses)) / job.tokens for guesses in LEVELS}
+    job = Played(place.measured, count, rows, 1, lambda _: chances)
+    fixed = {guesses: fixed_time(job, guesses) for guesses in LEVELS}
     best = min(fixed, key=lambda guesses: fixed[guesses])
     longer = Played(place.measured, count, rows, passes * (1 + sum(chances[:best])), job.truth)
     situation = Situation(place.measured, count)

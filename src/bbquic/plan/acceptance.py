@@ -7,13 +7,16 @@ and a pass with many guesses tells of all smaller numbers too. In a chain, rank 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 MEMORY = 256.0  # rows that count: an average of so many is off by a few per cent
 LEAST_PASSES = 30.0  # or so many passes, where they have many rows
 FADING = 8.0  # times as long last ranks that are not asked for
+RECENT = 32  # rows by which a change is seen
+SURE = 4.5  # standard deviations of their mean: then it is one
+LEFT = 0.1  # of what was known, behind a change
 BELIEF = 6.0  # rows that the prior is worth
 SHARED = 64.0  # rows that what is known in general is worth
 FOLLOWS = 0.6  # before anything is known: so often a guess is right where the one before it was
@@ -25,8 +28,8 @@ class Outcome:
     ranks (from 1 on) of those that were right, each with the number of times."""
 
     asked: int
-    given: float
-    kept: float
+    given: int
+    kept: int
     right: Mapping[int, float]
 
     @classmethod
@@ -58,6 +61,8 @@ class Acceptance:
         self._asked = [0.0] * most  # rows, by rank
         self._given = [0.0] * most
         self._right = [0.0] * most
+        self._missed = 0.0  # tokens of the newest rows that were not expected, mean and mean square
+        self._spread = 1.0
         self._kept, self._sent = BELIEF, BELIEF  # guesses behind the first stage, and on it
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -66,17 +71,32 @@ class Acceptance:
         if not outcomes:
             return
         share = len(outcomes) / max(MEMORY, LEAST_PASSES * len(outcomes))
+        if self._has_changed(outcomes):
+            self._fade(self.most, 1 - LEFT)
         self._fade(max(one.asked for one in outcomes), share)
         self.rows = self.rows * (1 - share) + len(outcomes)
+        _add_below(self._asked, (one.asked for one in outcomes))
+        _add_below(self._given, (round(min(one.given, one.asked)) for one in outcomes))
         for one in outcomes:
-            for rank in range(min(one.asked, self.most)):
-                self._asked[rank] += 1
-                self._given[rank] += min(max(one.given - rank, 0.0), 1.0)
             for rank, times in one.right.items():
                 if rank <= self.most:
                     self._right[rank - 1] += times
             self._kept += one.kept
             self._sent += one.given
+
+    def _has_changed(self, outcomes: Sequence[Outcome]) -> bool:
+        """Whether the newest rows differ from what they were expected to commit by more than chance."""
+        if self.rows < RECENT:
+            return False
+        expected = self.committed()
+        for one in outcomes:
+            missed = 1 + sum(one.right.values()) - expected[min(one.asked, self.most)]
+            self._missed += (missed - self._missed) / RECENT
+            self._spread += (missed**2 - self._spread) / RECENT
+        if self._missed**2 * (2 * RECENT - 1) <= SURE**2 * self._spread:
+            return False
+        self._missed = 0.0
+        return True
 
     def _fade(self, asked: int, share: float) -> None:
         seen, unseen = 1 - share, 1 - share / FADING
@@ -132,6 +152,17 @@ class Acceptance:
     def sizes(self) -> list[float]:
         """E[guesses given] where 0, 1, ... `most` are asked for."""
         return list(accumulate(self.given(), initial=0.0))
+
+
+def _add_below(sums: list[float], counts: Iterable[int]) -> None:
+    """Add 1 to the first so many sums, for each of the counts."""
+    ends = [0] * (len(sums) + 1)
+    for count in counts:
+        ends[min(count, len(sums))] += 1
+    more = 0
+    for place in range(len(sums) - 1, -1, -1):
+        more += ends[place + 1]
+        sums[place] += more
 
 
 def _blended(prior: Sequence[float], times: Sequence[float], asked: Sequence[float]) -> list[float]:

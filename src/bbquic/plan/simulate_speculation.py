@@ -60,6 +60,14 @@ class Played:
     drafting: Line = NOTHING
 
 
+def fixed_time(job: Played, guesses: int, parts: int = 1) -> Seconds:
+    """The same for always as many guesses, by the formula; a job whose truth changes at its equal `parts`."""
+    times = _times(job, guesses)
+    step = max(job.count * max(times), sum(times) + job.measured.latency)
+    shares = [1 + sum(job.truth((part + 0.5) / parts)[:guesses]) for part in range(parts)]
+    return Seconds(sum(job.tokens / parts / committed * step for committed in shares))
+
+
 def simulate_guessing(job: Played, rule: Rule, seed: int = 0) -> Seconds:
     """Until all tokens are there, whoever has them: rows that end are replaced."""
     random, times = Random(seed), dict[int, list[float]]()

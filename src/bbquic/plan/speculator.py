@@ -1,9 +1,10 @@
 """How many guesses N each micro-batch makes now: speculate where E[a] / step is above that without. Pure.
 
-Candidates are compared by `speculation.row_rate`, as if all micro-batches did alike. Where they differ, that is
-no worse than the better of "all do" and "none does": with steps in proportion to what is sent, the pace of the
-mixture is a mediant. What a change would gain is summed as evidence, as it is for the number of micro-batches
-(`controller`). The paper's figure 6 comes out of it: fewer guesses win first, none where none win.
+Candidates are compared by `speculation.row_rate`, as if all micro-batches did alike. Where they differ, that
+is no worse than the better of "all do" and "none does": with steps in proportion to what is sent, the pace of
+the mixture is a mediant. What a change would gain is summed as evidence, as it is for the number of
+micro-batches (`controller`). The paper's figure 6 comes out of it: fewer guesses win first, none where none
+win.
 
 What is not in use is tried now and then, a pass at a time, on account: each pass earns a small share of
 itself (`TRIES`), and a trial pays what it lost, measured in passes. One that gains pays itself.
@@ -22,7 +23,7 @@ from bbquic.plan.speculation import PLAIN, Trees, times_with_trees
 from bbquic.units import Seconds
 
 LEVELS = (0, 1, 2, 4, 8, 16, 32)
-TRIES = 0.004  # of a pass: what each one earns for trials
+TRIES = 0.005  # of a pass: what each one earns for trials
 MOST_SAVED = 1.0  # passes, of such earnings
 FIRST = 2.0  # passes that trials may lose before the first has earned anything
 KNOWN = 12.0  # rows before what was accepted is evidence
@@ -61,10 +62,12 @@ class Forecast:
     def loses(self, committed: float, level: Forecast, count: int) -> float:
         """Passes at `level` that one pass of this is worth less, where it commits so many tokens a row.
 
-        In a full pipeline a pack that is longer holds up all the others, in an empty one itself alone.
+        In a full pipeline a pack that is longer holds up the others, half of them in simulations; in an
+        empty one itself alone.
         """
-        held_up = 1 + (count - 1) * min(1.0, level.cycle / level.loop)
-        return (self.loop - level.loop) / level.step * held_up - (committed / level.committed - 1)
+        held_up = 1 + (count - 1) / 2 * min(1.0, level.cycle / level.loop)
+        longer = max((self.loop - level.loop) * held_up, self.step - level.step)
+        return longer / level.step - (committed / level.committed - 1)
 
 
 def forecasts(

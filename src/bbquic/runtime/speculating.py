@@ -34,9 +34,7 @@ def scheduler_of(options: SchedulerOptions, drafter: Drafter | None) -> Schedule
 class MeasuredSpeculation:
     """`draft.drafter.Speculation`, for the drafter that `drafter` is and the pace that the scheduler has."""
 
-    def __init__(
-        self, pace: MeasuredPace, drafter: Drafter, most: int, *, kept: int | None = None
-    ) -> None:
+    def __init__(self, pace: MeasuredPace, drafter: Drafter, most: int, *, kept: int | None = None) -> None:
         """`kept` guesses of a row go on from the first stage at most, None: all."""
         self.drafter = WatchedDrafter(drafter, kept)
         self._pace = pace
