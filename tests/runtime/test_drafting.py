@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_simulation import Chaos, Pipeline, make_sequence, next_token
-from random_drafter import RandomDrafter, RandomSpeculation
 from test_circulation import any_jobs, any_options
 from test_losses import SHARED, LossyPipeline, lost_at
 
 from bbquic.draft.drafter import AlwaysGuesses, Ask
 from bbquic.draft.tree import DraftTree
+from bbquic.kv.ranges import SlotRange
+from bbquic.runtime.losses import gone_with
+from bbquic.runtime.protocol import Row
 from bbquic.runtime.request import Completion
 from bbquic.runtime.scheduler import Pack, Scheduler, SchedulerOptions
+from bbquic.runtime.seats import Flight, MicroBatch, Seat
 from paces import FixedPace, RandomPace
+from random_drafter import RandomDrafter, RandomSpeculation
 
 
 def following(ask: Ask, path: tuple[int, ...]) -> int | None:
@@ -238,6 +242,24 @@ def test_rows_that_wait_for_drafts_go_on_when_the_drafter_fails() -> None:
     assert launched(scheduler).tokens == (7,)
 
 
+def test_a_draft_for_a_sequence_that_went_on_meanwhile_is_dropped() -> None:
+    options = SchedulerOptions(1, 2, (128,), most_guesses=5)
+    drafter = Knows(lambda ask: (8,))
+    drafter.is_instant = False
+    scheduler = Scheduler(options, FixedPace(), drafter, AlwaysGuesses(5))
+    scheduler.offer(make_sequence(0, prompt=4, max_tokens=20))
+    scheduler.take_tokens(0, launched(scheduler).step, [7])
+    assert scheduler.next_pack(0) is None
+    work = scheduler.asks()
+    assert work is not None
+    scheduler.preempt(0, 0)
+    again = launched(scheduler)
+    assert [row.count for row in again.rows] == [5]
+    scheduler.take_tokens(0, again.step, [9])
+    scheduler.take_drafts(work, work.draft())
+    assert launched(scheduler).tokens == (9,)
+
+
 def test_prompts_are_read_while_decode_rows_wait_for_drafts() -> None:
     options = SchedulerOptions(1, 2, (128,), most_guesses=5)
     drafter = Knows(lambda ask: (8,))
@@ -265,3 +287,12 @@ def test_a_tree_that_is_lost_is_nobodys_doing_beside_a_chunk() -> None:
     assert scheduler.lose(0, mixed.step, lost_at(mixed.step)) == []
     launched(scheduler)
     assert [sequence.losses for _, _, sequence in scheduler.seats()] == [0, 1]
+
+
+def test_what_a_lost_row_accepted_is_as_good_as_lost() -> None:
+    """It lies among the other nodes of its tree where the stages did not compute the row that says so."""
+    batch = MicroBatch(0, range=SlotRange.of(0, 4, 16))
+    row = Row(0, 1, 9, 1, True, None, None, (0, 2))
+    seat = Seat(make_sequence(0, 4, 8), 1)
+    flight = Flight(Pack(0, 2, SlotRange.of(0, 4, 16), (row,), (5,), 0), (seat,), (None,))
+    assert gone_with([batch], flight) == {(0, 0, 1): 7}

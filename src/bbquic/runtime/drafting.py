@@ -158,9 +158,16 @@ class Drafting:
         now = self._rounds.pop(micro_batch, None)
         return 0 if now is None else now.guesses
 
-    def kept(self, tree: DraftTree) -> tuple[int, ...] | None:
+    @staticmethod
+    def draft_of(sequence: Sequence, guesses: int) -> DraftTree | None:
+        """What a sequence's next row carries. One that moved here since it was drafted for may have more than
+        are wanted here, and goes without."""
+        draft, sequence.draft = sequence.draft, None
+        return draft if draft is not None and draft.guesses <= guesses else None
+
+    def kept(self, tree: DraftTree | None) -> tuple[int, ...] | None:
         """Of a tree, the nodes that go on from the first stage; None: all."""
-        if self._kept is None or self._kept >= tree.guesses:
+        if tree is None or self._kept is None or self._kept >= tree.guesses:
             return None
         return tree.heaviest(self._kept)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from bbquic.draft.tree import DraftTree
 from bbquic.runtime.prefixes import Prefixes
 from bbquic.runtime.protocol import Move, Path, Row, Tree, WireSampling
@@ -57,17 +55,15 @@ class Packing:
         self._prompt_tokens += from_prompt
         return self._add(slot, seat, tokens, None)
 
-    def add_decode_row(self, slot: int, seat: Seat, kept: Callable[[DraftTree], Path | None]) -> int:
-        """The newest token of a sequence, with what is drafted behind it; the row's size. `kept` says what of
-        a tree goes on from the first stage."""
-        sequence = seat.sequence
-        draft, sequence.draft = sequence.draft, None
-        tokens, _ = sequence.next_row(1)
+    def add_decode_row(self, slot: int, seat: Seat, draft: DraftTree | None, kept: Path | None) -> int:
+        """The newest token of a sequence, with what is drafted behind it; the row's size. Of the draft what
+        is `kept` goes on from the first stage."""
+        tokens, _ = seat.sequence.next_row(1)
         self._trees.append(draft)
         if draft is None:
             return self._add(slot, seat, tokens, None)
         nodes = tuple(range(len(draft.tokens)))
-        return self._add(slot, seat, draft.tokens, Tree(nodes, draft.parents, kept(draft)))
+        return self._add(slot, seat, draft.tokens, Tree(nodes, draft.parents, kept))
 
     def _add(self, slot: int, seat: Seat, tokens: tuple[int, ...], tree: Tree | None) -> int:
         """A row of these tokens. The sequence counts them as computed, of a tree the root."""

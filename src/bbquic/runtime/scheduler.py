@@ -236,7 +236,12 @@ class Scheduler:
             packing.add_row(*alone, max(1, self.pace.chunk(0, decoding) // SMALLER))
             flight = packing.flight()
             return flight.pack if flight else None
-        own = sum(packing.add_decode_row(slot, batch.seat(slot), self._drafting.kept) for slot in ready)
+        guesses = self._drafting.launched(batch.index) if ready else 0
+        own = 0
+        for slot in ready:
+            seat = batch.seat(slot)
+            draft = self._drafting.draft_of(seat.sequence, guesses)
+            own += packing.add_decode_row(slot, seat, draft, self._drafting.kept(draft))
         reading = [one for one in reading if one not in suspects]
         if reading:
             budget = self.pace.chunk(own, decoding)
@@ -245,7 +250,7 @@ class Scheduler:
                     seat.sequence.computed or packing.begin(slot, seat, self._seating.retiring)
                 ):
                     budget -= packing.add_row(slot, seat, budget)
-        flight = packing.flight(self._drafting.launched(batch.index) if ready else 0)
+        flight = packing.flight(guesses)
         if flight is None:
             return None
         self.shared += flight.pack.shared_tokens
