@@ -111,7 +111,7 @@ def test_a_sampled_tree_leads_where_the_sampler_will_go(model: ModelDirectory, o
     assert accepted > 24  # of 36: the noise is known, and the logits are the target's
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     grown=st.lists(
         st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=4), min_size=3, max_size=3), max_size=4
