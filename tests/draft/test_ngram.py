@@ -7,7 +7,17 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbquic.draft.ngram import LONGEST, NEWEST, SHORTEST, NgramConfidence, NgramIndex, draft_ngrams
+from bbquic.draft.drafter import Ask
+from bbquic.draft.ngram import (
+    LONGEST,
+    NEWEST,
+    SHORTEST,
+    NgramConfidence,
+    NgramDrafter,
+    NgramIndex,
+    draft_ngrams,
+)
+from bbquic.model.sampling import Sampling
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -61,3 +71,33 @@ def test_guesses_that_fail_are_trusted_less() -> None:
         confidence.learn(3, was_right=False)
     assert confidence(3) < before / 2
     assert confidence(2) == NgramConfidence()(2)
+
+
+def ask(key: int, tokens: list[int], guesses: int = 6) -> Ask:
+    return Ask(key, tokens, Sampling(), guesses, 4)
+
+
+@given(texts=st.lists(TEXT, min_size=1, max_size=4), grown=st.lists(TEXT, max_size=3))
+def test_a_drafter_knows_each_sequence_as_it_is_now(texts: list[list[int]], grown: list[list[int]]) -> None:
+    drafter = NgramDrafter()
+    for text in texts:  # one key: the next does not go on from the one before
+        now = [9, *text]
+        for more in ([], *grown):
+            now = now + more
+            trees = drafter.draft([ask(1, now), ask(2, [7, *now])])
+            assert trees == [NgramDrafter().draft([ask(1, one)])[0] for one in (now, [7, *now])]
+        drafter.draft([ask(1, [8] * (len(now) + 9))])
+
+
+def test_what_is_accepted_is_trusted_more_and_for_all_sequences() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    weights = []
+    drafter = NgramDrafter()
+    for key in range(30):
+        (tree,) = drafter.draft([ask(key, text, guesses=3)])
+        weights.append(tree.weights[1])
+        drafter.learn(key, tree, [0, 1, 2, 3] if key < 15 else [0])
+        drafter.forget(key)
+        drafter.learn(key, tree, [0])  # of a sequence that is over: nothing
+    assert weights[:15] == sorted(set(weights[:15]))
+    assert weights[16:] == sorted(set(weights[16:]), reverse=True)

@@ -134,9 +134,16 @@ def test_what_is_kept_between_rounds_changes_no_tree(
             assert_same([trees[key]], drafter_of(model).draft([ask(key, text, sampling)]))
 
 
+def test_of_a_sequence_that_begins_anew_only_what_is_alike_is_kept(model: ModelDirectory) -> None:
+    drafter = drafter_of(model)
+    for text in ([5, 9, 40, 41, 7, 8], [5, 9, 77, 41, 7, 8, 3], [5, 9, 77, 41], [5, 9, 77, 41]):
+        assert_same(drafter.draft([ask(1, text)]), drafter_of(model).draft([ask(1, text)]))
+    assert drafter.tokens_read == 6 + 5 + 1 + 1
+
+
 def test_a_sequence_that_outgrows_its_slot_keeps_what_is_stored(model: ModelDirectory) -> None:
     drafter = drafter_of(model, rows=2)
-    texts = [[7 + n % 90 for n in range(250)], [3, 4, 5]]
+    texts = [[7 + n % 90 for n in range(230)], [3, 4, 5]]
     for _ in range(3):
         for text in texts:
             text += range(50, 60)

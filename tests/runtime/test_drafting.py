@@ -83,9 +83,10 @@ def test_whatever_is_guessed_every_sequence_is_answered_as_if_nothing_were(
     longest = 60 + 40 + len(SHARED)
     if max(options.tiers) < 16 * 8 + longest:  # else a head would not fit
         heads = [()]
-    kind = Pipeline if not lost or restart else LossyPipeline
-    more = {} if kind is Pipeline else {"fails": fails_at}
-    kind(scheduler, options, jobs, rng, chaos, heads, delay=delay, **more).run()
+    if lost and not restart:
+        LossyPipeline(scheduler, options, jobs, rng, chaos, heads, delay=delay, fails=fails_at).run()
+    else:
+        Pipeline(scheduler, options, jobs, rng, chaos, heads, delay=delay).run()
 
 
 @pytest.mark.parametrize("is_instant", [True, False])
@@ -177,8 +178,10 @@ def test_nothing_is_guessed_beyond_the_last_token_of_an_answer() -> None:
     assert (answer.tokens, answer.finish_reason) == ((7, 8, 30, 31), "length")
 
 
-def test_a_sequence_for_whose_trees_there_is_no_room_is_answered_without() -> None:
-    options = SchedulerOptions(1, 1, (32,), most_guesses=5)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_sequence_for_whose_trees_there_is_no_room_is_answered_without(micro_batches: int) -> None:
+    """Room for drafts is no reason to give it more than a micro-batch's share."""
+    options = SchedulerOptions(micro_batches, micro_batches, (micro_batches * 32,), most_guesses=5)
     scheduler = Scheduler(options, FixedPace(), Knows(lambda ask: (8,)), AlwaysGuesses(5))
     scheduler.offer(make_sequence(0, prompt=4, max_tokens=20))
     scheduler.take_tokens(0, launched(scheduler).step, [7])

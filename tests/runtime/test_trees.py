@@ -10,24 +10,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bbquic.errors import StageFailed
+from bbquic.errors import RemoteProtocolError, StageFailed
 from bbquic.kv.compaction import TOGETHER, CompactionFailed, Compactor, PackCompaction
 from bbquic.kv.ranges import SlotRange, Tiers
-from bbquic.kv.regions import SlotCompaction
+from bbquic.kv.regions import Regions, SlotCompaction
 from bbquic.kv.slab import Arena
 from bbquic.model.blocks import StageModel
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.weights import load_tensors, tensors_for
 from bbquic.runtime.ledger import Ledger
 from bbquic.runtime.placement import CompactionPolicy, Placement
-from bbquic.runtime.protocol import PackHeader, Row, Stage, Tree
+from bbquic.runtime.protocol import PackHeader, Row, Stage, TokensHeader, Tree
 from bbquic.runtime.stage import ModelWorker, stage_errors
-from bbquic.runtime.trees import onward
+from bbquic.runtime.trees import onward, token_ids, verdicts
 
 CAPACITY, TIERS = 48, (144, 96)  # three slots in one tier, two in the other
 WHERE = SlotRange.of(0, 3, CAPACITY, 144, 2)
@@ -234,3 +235,68 @@ def test_a_block_is_not_read_again_before_its_moves_are_known_to_be_good(tiny: P
         after.before(2)
     with pytest.raises(CompactionFailed, match="failed in block 0"):
         compactor.wait_all()
+
+
+A_TREE = ((0, 2, 3, 5), (0, 0, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        ((2, 3), "nodes of it, in order, with its root"),
+        ((0, 3, 2), "nodes of it, in order"),
+        ((0, 4), "nodes of it, in order"),
+        ((0, 3), "without its parent"),
+    ],
+)
+def test_what_is_kept_of_a_tree_is_a_tree_of_its_nodes(kept: tuple[int, ...], why: str) -> None:
+    assert Tree(*A_TREE, (0, 2, 3)).kept == (0, 2, 3)
+    with pytest.raises(ValueError, match=why):
+        Tree(*A_TREE, kept)
+
+
+@pytest.mark.parametrize("path", [(1,), (0, 2, 2), (0, 3, 2)])
+def test_a_path_that_leads_nowhere_is_refused(path: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="begins at the root"):
+        TokensHeader("0" * 16, 0, 0, 1, (5,) * len(path), paths=(path,))
+
+
+def test_what_is_pruned_goes_no_further_than_the_first_stage() -> None:
+    rows = (
+        Row(0, 1, 3, 2, False, None),
+        Row(1, 1, 8, 4, True, None, Tree(*A_TREE, (0, 2))),
+        Row(2, 1, 5, 1, True, None, None, (0, 1)),
+    )
+    ids = np.array([10, 11, 20, 22, 23, 25, 30], dtype="<i4")
+    pack = PackHeader("0" * 16, 0, 0, 1, WHERE.numbers, rows, ids.tobytes())
+    went = onward(pack)
+    assert went.rows == (rows[0], Row(1, 1, 8, 2, True, None, Tree((0, 2), (0, 0))), rows[2])
+    assert token_ids(went).tolist() == [10, 11, 20, 22, 30]
+    assert onward(went) == went
+    lost = msgspec.structs.replace(onward(pack), tokens=b"")
+    with pytest.raises(RemoteProtocolError, match="0 bytes of token ids for 5 tokens"):
+        token_ids(lost)
+
+
+def test_a_tree_without_its_tokens_is_refused_behind_the_first_stage(tiny: Path) -> None:
+    _, last = workers_of(tiny, 2, 0)
+    row = Row(0, 1, 0, 2, True, None, Tree((0, 1), (0, 0)))
+    pack = PackHeader("0" * 16, 0, 0, 1, WHERE.numbers, (row,))
+    layout = Regions().layout(0, (0, 0))
+    with pytest.raises(RemoteProtocolError, match="0 bytes of token ids for 2 tokens"):
+        last.stage_in(pack, bytes(2 * 4 * HIDDEN), Placement({0: layout}))
+
+
+def test_what_is_chosen_is_asked_at_visited_nodes_alone() -> None:
+    """Noise for one row takes a millisecond."""
+    asked: list[int] = []
+
+    def chosen(place: int) -> int:
+        asked.append(place)
+        return {0: 7, 1: 22, 2: 99}[place]
+
+    rows = (Row(0, 1, 3, 1, True, None), Row(1, 1, 8, 4, True, None, Tree(*A_TREE)))
+    ids = np.array([10, 20, 22, 23, 25], dtype="<i4")
+    pack = PackHeader("0" * 16, 0, 0, 1, WHERE.numbers, rows, ids.tobytes())
+    assert verdicts(pack, chosen) == ((7, 22, 99), ((0, 2),))
+    assert asked == [0, 1, 2]

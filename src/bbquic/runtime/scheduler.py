@@ -137,7 +137,8 @@ class Scheduler:
     def offer(self, sequence: Sequence) -> None:
         """Take a sequence. Raises: RecordError `does_not_fit` when no arena share could ever hold it."""
         largest = self._seating.largest_need
-        sequence.room = self._drafting.room(largest, sequence.need)
+        share = self._seating.least_share  # room for drafts is not worth a longer slot than that
+        sequence.room = self._drafting.room(share if sequence.need <= share else largest, sequence.need)
         if sequence.need > largest:
             raise RecordError(
                 "does_not_fit",

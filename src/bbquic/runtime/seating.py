@@ -54,6 +54,11 @@ class Seating:
         return longest_slot(equal_shares(self._tiers, 1)[0])
 
     @property
+    def least_share(self) -> int:
+        """The longest slot of a micro-batch where there are as many of these as there can be."""
+        return longest_slot(equal_shares(self._tiers, self._most)[0])
+
+    @property
     def live(self) -> int:
         return sum(batch.live for batch in self.batches)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from remote_helpers import at_stage
 
 from bbquic.draft.drafter import Ask, Drafter
 from bbquic.draft.ngram import NgramDrafter
+from bbquic.draft.tree import DraftTree
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.generate import RunOptions, deployed
 from bbquic.runtime.remote import RemoteCoordinator
 from bbquic.runtime.request import Completion, Outcome, Request
 from bbquic.runtime.scheduler import SchedulerOptions
+from bbquic.units import Seconds
 from random_drafter import RandomDrafter
 
 BATCH, SLOT = 4, 176  # tokens: a record, and three trees of 33 nodes
@@ -186,6 +189,44 @@ def test_a_stop_string_within_a_tree_ends_the_answer_there(model: Path, referenc
                 assert alone[line].text == texts[line][: texts[line].index(stop)]
 
     run(main)
+
+
+class Breaks:
+    """A drafter beside the loop that waits for ever, or until it may break."""
+
+    name = "one who breaks"
+    is_instant = False
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+
+    def draft(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        assert self.may.wait(60)
+        raise RuntimeError("it broke")
+
+    def learn(self, key: int, tree: DraftTree, path: Sequence[int]) -> None: ...
+    def forget(self, key: int) -> None: ...
+
+
+@pytest.mark.parametrize(("breaks", "why"), [(True, "it broke"), (False, "it took longer than 0 s")])
+def test_a_drafter_that_breaks_or_hangs_costs_the_job_nothing_but_its_guesses(
+    model: Path, references: References, breaks: bool, why: str
+) -> None:
+    drafter = Breaks()
+
+    async def main() -> None:
+        how = layout(2, 2, 0.0)
+        if breaks:
+            drafter.may.set()
+        else:
+            how = replace(how, coordinator=replace(how.coordinator, draft=Seconds(0.01)))
+        async with cluster_of([model] * 2) as cluster:
+            came, scheduler = await serve(cluster, model, RECORDS, how, drafter=drafter, guesses=4)
+        assert {line: tokens_of(one) for line, one in came.items()} == references[0.0]
+        assert f"one who breaks drafts no more: {why}" in scheduler.decisions()
+
+    run(main)
+    drafter.may.set()
 
 
 def test_a_coordinator_on_a_node_drafts_by_n_grams(model: Path, references: References) -> None:
