@@ -13,6 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
+from bbquic.draft.drafter import AlwaysGuesses
 from bbquic.draft.ngram import NgramDrafter
 from bbquic.errors import (
     BBQuicError,
@@ -44,7 +45,6 @@ from bbquic.runtime.protocol import (
 from bbquic.runtime.record import MAX_STOP_LENGTH, MAX_STOPS
 from bbquic.runtime.request import Completion, FinishReason, Request, Unanswerable
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
-from bbquic.runtime.speculating import scheduler_of
 from bbquic.units import Seconds
 
 GROUP = 64  # requests or outcomes of one message at most
@@ -159,7 +159,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     def scheduler(self, plan: PlanHeader) -> Scheduler:
         """One that works so. Raises: PlanRefused as `work` does."""
         drafter = ngram_drafter() if self.drafter else None
-        return scheduler_of(self.work(plan), drafter)
+        return Scheduler(self.work(plan), drafter=drafter, speculation=AlwaysGuesses(self.most_guesses))
 
     @property
     def options(self) -> CoordinatorOptions:
