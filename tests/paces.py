@@ -28,7 +28,9 @@ class FixedPace:
     def decisions(self) -> tuple[str, ...]:
         return ()
 
-    def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None: ...
+    def record(
+        self, tokens: int, elapsed: Seconds, timings: Items[StageTiming], onward: int | None = None
+    ) -> None: ...
     def link_rate(self, place: int, rate: BytesPerSecond) -> None: ...
 
 
@@ -57,5 +59,7 @@ class RandomPace:
     def decisions(self) -> tuple[str, ...]:
         return ()
 
-    def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None: ...
+    def record(
+        self, tokens: int, elapsed: Seconds, timings: Items[StageTiming], onward: int | None = None
+    ) -> None: ...
     def link_rate(self, place: int, rate: BytesPerSecond) -> None: ...

@@ -40,11 +40,19 @@ class Cell:
     most: int | None = (
         None  # micro-batches that a live job may go up to from `micro_batches`; none: they stay
     )
+    guesses: int = 0  # of each row, at most where `adapts`: then as many as pay
+    adapts: bool = False
+    answer: int | None = None  # tokens; none: one a step
 
     def __post_init__(self) -> None:
         for given in (self.hosts, self.costs):
             if given and len(given) != len(self.blocks):
                 raise ValueError(f"{len(given)} hosts or costs for {len(self.blocks)} stages")
+
+    @property
+    def tokens(self) -> int:
+        """Of an answer, at most."""
+        return self.answer or self.steps
 
     @property
     def steps(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from bbquic.draft.drafter import AlwaysGuesses
 from bbquic.kv.ranges import CELL_ALIGNMENT
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.cluster import ClusterDeadlines, StageLink, deploy, dialled, new_job_id, release
@@ -27,12 +28,14 @@ from bbquic.runtime.protocol import PlanHeader, Stage
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.request import Outcome, Request
 from bbquic.runtime.scheduler import DEPTH, Scheduler, SchedulerOptions
+from bbquic.runtime.speculating import MeasuredSpeculation
 from bbquic.transport.channel import Endpoint, Role
 from bbquic.transport.identity import Peer, load_identity
 from bbquic.transport.threaded import open_endpoint
 from bbquic.transport.turns import take_short_turns
 from bbquic.units import Seconds
 from bench.stand_in.cell import Cell
+from bench.stand_in.guesses import PlayedDrafter
 from bench.stand_in.observed import Log, ObservedChannel
 from bench.stand_in.peers import COORDINATOR, node_on, read_peers
 
@@ -69,13 +72,19 @@ def scheduler_of(cell: Cell, plan: PlanHeader) -> Scheduler:
         prefill_tokens=cell.batch,
         look_ahead=cell.batch + 1,  # all are seated at once
         depth=plan.depth,
+        most_guesses=cell.guesses,
     )
     if cell.most is not None:
         return Scheduler(options)
     pace = KeptPace(
         micro_batches=options.micro_batches, depth=options.depth, prefill_tokens=options.prefill_tokens
     )
-    return Scheduler(options, pace)
+    if not cell.guesses:
+        return Scheduler(options, pace)
+    if not cell.adapts:
+        return Scheduler(options, pace, PlayedDrafter(), AlwaysGuesses(cell.guesses))
+    speculation = MeasuredSpeculation(pace, PlayedDrafter(), cell.guesses)
+    return Scheduler(options, pace, speculation.drafter, speculation)
 
 
 def plans_of(cell: Cell, hosts: Sequence[str]) -> list[PlanHeader]:
@@ -87,7 +96,8 @@ def plans_of(cell: Cell, hosts: Sequence[str]) -> list[PlanHeader]:
     for host, blocks in zip(cell.hosts or hosts[: len(cell.blocks)], cell.blocks, strict=True):
         stages.append(Stage(node_on(host), first, first + blocks))
         first += blocks
-    need = aligned(len(PROMPT) + cell.steps)
+    room = 3 * (cell.guesses + 1) if cell.guesses else 0  # for a tree and its holes
+    need = aligned(len(PROMPT) + cell.tokens + room)
     most = cell.most or cell.micro_batches
     rows = -(-cell.batch // most)
     job = new_job_id()
@@ -116,7 +126,7 @@ async def run(endpoint: Endpoint, peers: dict[str, Peer], hosts: Sequence[str], 
 
     async def requests() -> AsyncIterator[Request]:
         for line in range(1, cell.batch + 1):
-            yield Request(line, PROMPT, cell.steps, Sampling())
+            yield Request(line, PROMPT, cell.tokens, Sampling())
 
     async def keep(outcomes: Sequence[Outcome]) -> None:
         finished.extend(outcomes)

@@ -49,15 +49,26 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """What one stage pretends to be. `most_rows` is the largest pack that will come."""
+    """What one stage pretends to be. `most_rows` is the largest pack that will come.
+
+    Where it is the last, it finds a guess right with the probability `accepts`, drawn from `seed`.
+    """
 
     hidden: int
     cost: CostTable
     most_rows: int
+    accepts: float = 0.0
+    seed: int = 0
 
     def manifest(self) -> Manifest:
         """The manifest that carries it to a node."""
-        config = {"hidden_size": self.hidden, "cost": self.cost.points, "most_rows": self.most_rows}
+        config = {
+            "hidden_size": self.hidden,
+            "cost": self.cost.points,
+            "most_rows": self.most_rows,
+            "accepts": self.accepts,
+            "seed": self.seed,
+        }
         return Manifest(MODEL, {key: json.dumps(value) for key, value in config.items()}, NO_TOKENIZER, {})
 
     @classmethod
@@ -65,4 +76,5 @@ class StandIn:
         """Raises: KeyError, ValueError on a manifest that no stand-in made."""
         points: Sequence[Sequence[Any]] = json.loads(config["cost"])
         cost = CostTable(tuple((int(rows), float(seconds)) for rows, seconds in points))
-        return cls(int(config["hidden_size"]), cost, int(config["most_rows"]))
+        accepts, seed = float(config["accepts"]), int(config["seed"])
+        return cls(int(config["hidden_size"]), cost, int(config["most_rows"]), accepts, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from bbquic.errors import PlanRefused
@@ -12,11 +13,13 @@ from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import PackHeader, PlanHeader, Stage
 from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.stage import Computed, Output, Staged, StageWorker
+from bbquic.runtime.trees import onward, verdicts
 from bbquic.units import Bytes
 from bench.stand_in.activations import SHORT, Pool
 from bench.stand_in.bounds import BYTES_PER_VALUE
 from bench.stand_in.coordinator import NoText
-from bench.stand_in.cost import MODEL, CostTable, StandIn
+from bench.stand_in.cost import MODEL, StandIn
+from bench.stand_in.guesses import GUESSED, OTHER
 
 
 class Timer:
@@ -46,12 +49,14 @@ class Timer:
 
 
 class StandInWorker:
-    """One stage's stand-in. Its tokens are the rows' places in the pack, and end no answer."""
+    """One stage's stand-in. Its tokens end no answer; guesses are right as often as it pretends."""
 
-    def __init__(self, stage: Stage, pool: Pool, cost: CostTable, *, embeds: bool, heads: bool) -> None:
+    def __init__(self, stage: Stage, pool: Pool, pretends: StandIn, *, embeds: bool, heads: bool) -> None:
         self.stage = stage
         self._pool = pool
-        self._cost = cost
+        self._cost = pretends.cost
+        self._accepts = pretends.accepts
+        self._random = Random(pretends.seed)
         self._embeds = embeds
         self._heads = heads
         self._timer = Timer()
@@ -87,10 +92,13 @@ class StandInWorker:
     def stage_out(self, pack: PackHeader, computed: Computed) -> Output:
         """A view of the pool, or tokens: nothing is copied."""
         if self._heads:
-            tokens = tuple(place for place, row in enumerate(pack.rows) if row.wants_token)
-            return Output(tokens, b"", now().at)
-        hidden = self._pool.next_slice(pack.token_count).reshape(-1).view("u1").data
+            tokens, paths = verdicts(pack, self._chosen)
+            return Output(tokens, b"", now().at, paths)
+        hidden = self._pool.next_slice(onward(pack).token_count).reshape(-1).view("u1").data
         return Output(None, hidden, now().at)
+
+    def _chosen(self, place: int) -> int:
+        return GUESSED if self._random.random() < self._accepts else OTHER
 
     def relieve(self) -> str:
         return "it holds nothing that it could give up"
@@ -120,7 +128,7 @@ class StandInLoader:
             report("widening activations")
             pool = self._pool = Pool(plan.dtype, wanted.hidden, wanted.most_rows)
         embeds, heads = stage == plan.stages[0], stage == plan.stages[-1]
-        return StandInWorker(stage, pool, wanted.cost, embeds=embeds, heads=heads)
+        return StandInWorker(stage, pool, wanted, embeds=embeds, heads=heads)
 
     def text(self, plan: PlanHeader, report: Callable[[str], None]) -> TextStreamFactory:
         return NoText

@@ -25,12 +25,15 @@ from bbquic.plan.cluster import (
     NodeProfile,
     PlannedStage,
 )
+from bbquic.plan.controller import Line as LineOf
 from bbquic.plan.cost import Load, MemoryOptions, circulating_step
 from bbquic.plan.decider import LAG, Decision, Seen
 from bbquic.plan.instance import place_of
 from bbquic.plan.line import Line
+from bbquic.plan.predict import predict
 from bbquic.plan.simulate import simulate_steps
 from bbquic.plan.simulate_job import JobOptions, simulate_job
+from bbquic.plan.speculation import Trees
 from bbquic.plan.varying import Conditions, Varying
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
@@ -130,6 +133,33 @@ def test_equal_packs_take_exactly_the_step_of_the_formula(drawn: tuple[Cluster, 
     step = simulate_steps(cluster, MODEL, JOB, layout).step
     cycle, loop = by_formula(cluster, layout)
     assert step == pytest.approx(circulating_step(layout.micro_batches, cycle, loop), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=layouts(), guesses=st.floats(0, 16), kept=st.floats(0, 1), each=st.sampled_from([0.0, 1e-3]))
+def test_trees_take_exactly_the_step_that_is_predicted(
+    drawn: tuple[Cluster, Layout], guesses: float, kept: float, each: float
+) -> None:
+    """Outer legs are no resource to a prediction, so they are wide here."""
+    cluster, layout = drawn
+    links = {
+        pair: replace(one, rate=BytesPerSecond(1e12)) if COMMAND in pair else one
+        for pair, one in cluster.links.items()
+    }
+    cluster = replace(cluster, links=links)
+    trees = Trees(guesses, guesses * kept, 1 + guesses * kept / 2, LineOf(each, each / 4))
+    predicted = predict(cluster, MODEL, JOB, layout, trees=trees)
+    simulated = simulate_steps(cluster, MODEL, JOB, layout, trees=trees)
+    assert predicted.step / trees.committed == pytest.approx(simulated.step, rel=1e-3)
+    assert predicted.tokens_per_second == pytest.approx(layout.batch / simulated.step, rel=1e-3)
+
+
+def test_a_prediction_without_trees_is_one_of_trees_without_guesses() -> None:
+    cluster = chain([node("a"), node("b")], [link()])
+    layout = layout_of(cluster, [6, 6], 16, 2, [Way.RAW])
+    assert predict(cluster, MODEL, JOB, layout) == predict(cluster, MODEL, JOB, layout, trees=Trees())
+    half = predict(cluster, MODEL, JOB, layout, trees=Trees(1, 1, 2.0))
+    assert half.job_time < predict(cluster, MODEL, JOB, layout).job_time
 
 
 def test_one_micro_batch_takes_the_loop_and_many_take_the_bottleneck_s_time() -> None:

@@ -59,6 +59,9 @@ class Speculation(Protocol):
         """What came of such a pack: with that many `guesses` asked for (0 too), its rows had `committed`
         tokens together."""
 
+    def decisions(self) -> tuple[str, ...]:
+        """What was decided of late, and why, in words; the newest last."""
+
 
 @dataclass(frozen=True, slots=True)
 class AlwaysGuesses:
@@ -71,3 +74,6 @@ class AlwaysGuesses:
 
     def noted(self, micro_batch: int, rows: int, guesses: int, committed: int) -> None:
         """It makes no difference."""
+
+    def decisions(self) -> tuple[str, ...]:
+        return ()

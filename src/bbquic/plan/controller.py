@@ -32,6 +32,13 @@ class Line:
     def __call__(self, tokens: float) -> float:
         return self.fixed + self.each * tokens
 
+    def by(self, factor: float) -> Line:
+        """The same by something of which each is so many tokens."""
+        return Line(self.fixed, self.each * factor)
+
+
+NOTHING = Line()
+
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
@@ -44,10 +51,12 @@ class StageFigures:
     sent: Line
     rate: BytesPerSecond | None = None
 
-    def times(self, tokens: float) -> tuple[float, ...]:
-        """Seconds that a pack keeps each resource: lanes, and the link where its rate is believed."""
-        lanes = self.inbound(tokens), self.compute(tokens), self.outbound(tokens)
-        return (*lanes, self.sent(tokens) / self.rate) if self.rate else lanes
+    def times(self, tokens: float, onward: float | None = None) -> tuple[float, ...]:
+        """Seconds that a pack keeps each resource: lanes, and the link where its rate is believed. `onward`
+        tokens go on where these are not all."""
+        sent = tokens if onward is None else onward
+        lanes = self.inbound(tokens), self.compute(tokens), self.outbound(sent)
+        return (*lanes, self.sent(sent) / self.rate) if self.rate else lanes
 
     def names(self) -> tuple[str, ...]:
         """The same resources in words."""
@@ -57,22 +66,28 @@ class StageFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The pipeline as packs meet it: stages in order, and the part of a loop that is nothing but distance."""
+    """The pipeline as packs meet it: stages in order, and the part of a loop that is nothing but distance.
+
+    `drafting` is what guessing for a pack keeps the drafter, which serves all micro-batches.
+    """
 
     stages: tuple[StageFigures, ...]
     latency: Seconds
+    drafting: Line = NOTHING
 
     def bottleneck(self, tokens: float) -> tuple[str, Seconds]:
         """The resource that a pack keeps longest, and how long."""
         found = [
             one for stage in self.stages for one in zip(stage.names(), stage.times(tokens), strict=False)
         ]
+        found.append(("the drafter", self.drafting(tokens)))
         name, longest = max(found, key=lambda one: one[1])
         return name, Seconds(longest)
 
     def times(self, tokens: float) -> list[float]:
         """Seconds that a pack keeps each resource of the pipeline."""
-        return [took for stage in self.stages for took in stage.times(tokens)]
+        lanes = [took for stage in self.stages for took in stage.times(tokens)]
+        return [self.drafting(tokens), *lanes] if self.drafting != NOTHING else lanes
 
     def cycle(self, tokens: float) -> Seconds:
         return Seconds(max(self.times(tokens)))
@@ -106,7 +121,7 @@ class Evidence:
         return self.sums[count] >= self.enough
 
 
-def _tests() -> tuple[Evidence, ...]:
+def gain_tests() -> tuple[Evidence, ...]:
     """One that is quick with large gains, one that is sure of small ones."""
     return Evidence(0.02, 1.6), Evidence(0.0075, 4.2)
 
@@ -120,7 +135,7 @@ class Grouping:
 
     target: int
     reasons: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _evidence: tuple[Evidence, ...] = field(default_factory=_tests)
+    _evidence: tuple[Evidence, ...] = field(default_factory=gain_tests)
 
     def look(self, measured: Measured, rows: int, most: int) -> str | None:
         """`rows` live sequences, in `most` micro-batches at most; the reason where that changes `target`.
@@ -144,7 +159,7 @@ class Grouping:
         change = f"{_counted(best)} in place of {present}, {seconds(steps[best])} a step in place of "
         reason = f"{change}{seconds(now)}: {_limit(measured, rows, best)}"
         self.target = best
-        self._evidence = _tests()
+        self._evidence = gain_tests()
         self.reasons.append(reason)
         return reason
 

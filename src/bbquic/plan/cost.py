@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import CodecSpeed, JobShape, LinkProfile, ModelSizes, NodeProfile
+from bbquic.plan.speculation import PLAIN, Trees
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 WIRE = 1.031  # bytes of datagrams, which a link's rate counts, for each byte of a message: headers and tags
@@ -21,23 +22,32 @@ RAW = CodecSpeed(1.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a pack carries: decode rows and their mean context, prompt tokens beside them and theirs."""
+    """What a pack carries: decode rows and their mean context, prompt tokens beside them and theirs; a row
+    has `guesses` tokens beside its own where it is a draft tree."""
 
     rows: float
     context: float
     prompt_tokens: float = 0.0
     prompt_context: float = 0.0
+    guesses: float = 0.0
+
+    @property
+    def decoded(self) -> float:
+        """Tokens of the decode rows."""
+        return self.rows * (1 + self.guesses)
 
     @property
     def tokens(self) -> float:
         """T."""
-        return self.rows + self.prompt_tokens
+        return self.decoded + self.prompt_tokens
 
 
-def load_of(job: JobShape, batch: int, micro_batches: int) -> Load:
-    """The average pack of a micro-batch: b decode rows, and b · P / s̄ tokens of prompts (architecture §4)."""
+def load_of(job: JobShape, batch: int, micro_batches: int, trees: Trees = PLAIN) -> Load:
+    """The average pack of a micro-batch on the first stage: b decode rows, and b · P · E[a] / s̄ tokens of
+    prompts (architecture §4): an answer takes s̄ / E[a] passes."""
     rows = min(batch, job.sequences) / micro_batches
-    return Load(rows, job.prompt + job.output / 2, rows * job.read / job.output, job.read_context)
+    prompts = rows * job.read * trees.committed / job.output
+    return Load(rows, job.prompt + job.output / 2, prompts, job.read_context, trees.guesses)
 
 
 # Compute.
@@ -66,12 +76,12 @@ def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> 
     t_mlp(T) + max(t_attn^gpu((1 - α) b), t_attn^cpu(α b)) + t_attn^gpu(prompts); the sum of the two where
     the device is that CPU.
     """
-    device = node.attention((1 - alpha) * load.rows, load.context)
+    device = node.attention((1 - alpha) * load.decoded, load.context)
     host = 0.0
     if alpha > 0:
         if node.attention_host is None:
             raise ValueError(f"{node.name} does not compute attention in host memory")
-        host = node.attention_host(alpha * load.rows, load.context)
+        host = node.attention_host(alpha * load.decoded, load.context)
     prompts = (node.attention_prompt or node.attention)(load.prompt_tokens, load.prompt_context)
     both = max(device, host) if node.host_beside else device + host
     return Seconds(node.mlp(load.tokens) + both + prompts)
@@ -83,7 +93,9 @@ def ends_time(node: NodeProfile, load: Load, *, embeds: bool, heads: bool) -> Se
     A pack of prompts alone asks for no token and passes the head by.
     """
     chooses = heads and load.rows > 0
-    return Seconds((node.embed(load.tokens) if embeds else 0.0) + (node.head(load.rows) if chooses else 0.0))
+    return Seconds(
+        (node.embed(load.tokens) if embeds else 0.0) + (node.head(load.decoded) if chooses else 0.0)
+    )
 
 
 # Hops.

@@ -8,7 +8,7 @@ needs one number, when it is free (Lindley's recursion), and a pack's whole pass
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from bbquic.plan.cost import (
     overlapped_block_time,
     serialisation,
 )
+from bbquic.plan.speculation import PLAIN, Trees
 from bbquic.plan.varying import Conditions, Varying
 from bbquic.units import Seconds
 
@@ -74,6 +75,7 @@ class PackTimes:
     hops: tuple[HopTime, ...]
     lead: float
     back: float
+    drafting: float = 0.0
 
 
 class HopPassage(NamedTuple):
@@ -120,6 +122,7 @@ class Line:
         conditions: Conditions | None = None,
     ) -> None:
         self._model = model
+        self._drafter = Resource("drafter", None)
         self._conditions = conditions or Conditions()
         self._cluster = cluster
         last = len(layout.stages) - 1
@@ -145,6 +148,7 @@ class Line:
         return Wire(f"{source} to {target}", link, self._conditions.rates.get((source, target)))
 
     def resources(self) -> Iterator[Resource]:
+        yield self._drafter
         for stage in self._stages:
             yield from (stage.into, stage.compute, stage.out)
         yield from self._wires
@@ -155,21 +159,28 @@ class Line:
         """Services so far."""
         return sum(resource.served for resource in self.resources())
 
-    def times(self, load: Load, ways: Sequence[Way], wanting: float | None = None) -> PackTimes:
-        """What resources are to do for a pack; `wanting` rows get a token, by default the decode rows."""
-        rows = load.rows if wanting is None else wanting
+    def times(
+        self, load: Load, ways: Sequence[Way], wanting: float | None = None, trees: Trees = PLAIN
+    ) -> PackTimes:
+        """What resources are to do for a pack; `wanting` tokens of it are followed by one that is chosen, by
+        default those of the decode rows. Of its trees, what is kept goes on from the first stage."""
+        onward = replace(load, guesses=min(load.guesses, trees.kept))
+        loads = [onward if place else load for place in range(len(self._stages))]
+        rows = loads[-1].decoded if wanting is None else wanting
         return PackTimes(
-            payload=load.tokens * self._model.hidden * self._model.value_bytes,
+            payload=onward.tokens * self._model.hidden * self._model.value_bytes,
             ways=tuple(ways),
-            compute=tuple(_compute_time(stage, load, rows) for stage in self._stages),
-            hops=tuple(self._hop_time(number, load, way) for number, way in enumerate(ways)),
+            compute=tuple(map(_compute_time, self._stages, loads, [rows] * len(loads))),
+            hops=tuple(self._hop_time(number, onward, way) for number, way in enumerate(ways)),
             lead=_leg_time(self._lead, load, back=False),
             back=_leg_time(self._back, load, back=True),
+            drafting=trees.drafting(load.rows) if load.guesses else 0.0,
         )
 
     def send(self, now: float, pack: PackTimes) -> Passage:
         """A pack enters; packs enter in the order of their times."""
-        at = now if self._lead is None else self._lead.carry(now, pack.lead)[1]
+        entered = now if not pack.drafting else self._drafter.serve(now, pack.drafting)
+        at = entered if self._lead is None else self._lead.carry(entered, pack.lead)[1]
         at = self._stages[0].compute.serve(at, pack.compute[0])
         hops: list[HopPassage] = []
         for number, hop in enumerate(pack.hops):
@@ -197,8 +208,9 @@ class Line:
 
     def figures(self, pack: PackTimes) -> tuple[Seconds, Seconds]:
         """(cycle, loop) of such packs, nothing waiting and nothing varying; legs are resources too."""
-        cycle = max(*pack.compute, *(hop.busy for hop in pack.hops), pack.lead, pack.back)
-        loop = sum(pack.compute) + sum(hop.passes for hop in pack.hops) + pack.lead + pack.back
+        ends = pack.lead, pack.back, pack.drafting
+        cycle = max(*pack.compute, *(hop.busy for hop in pack.hops), *ends)
+        loop = sum(pack.compute) + sum(hop.passes for hop in pack.hops) + sum(ends)
         delays = sum(wire.link.delay for wire in (self._lead, self._back) if wire is not None)
         return Seconds(cycle), Seconds(loop + delays)
 

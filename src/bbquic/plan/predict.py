@@ -7,12 +7,13 @@ A layout's pass is a list of parts, each of a resource that it keeps busy and of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import Cluster, JobShape, Layout, LinkProfile, ModelSizes, PlannedStage
+from bbquic.plan.controller import NOTHING
 from bbquic.plan.cost import (
     Load,
     MemoryOptions,
@@ -27,6 +28,7 @@ from bbquic.plan.cost import (
     overlapped_block_time,
     steady_time,
 )
+from bbquic.plan.speculation import PLAIN, Trees
 from bbquic.units import BytesPerSecond, Seconds
 
 MISSING = LinkProfile(rate=BytesPerSecond(1.0), delay=Seconds(float("inf")))
@@ -38,6 +40,7 @@ class Kind(StrEnum):
     COMPUTE = "compute"
     OUTBOUND = "outbound lane"  # copy from the device, encode
     LINK = "link"
+    DRAFTER = "drafter"  # one for all micro-batches
     INBOUND = "inbound lane"  # decode, copy to the device
     LEG = "leg"  # coordinator to first stage, last stage to coordinator: in the loop alone
     LOOP = "loop"
@@ -92,9 +95,11 @@ def predict(
     job: JobShape,
     layout: Layout,
     memory: MemoryOptions | None = None,
+    trees: Trees = PLAIN,
 ) -> Prediction:
-    """Of any layout, whether its stages' memory suffices or not; `memory` says how large packs become."""
-    parts = passage(cluster, model, layout, load_of(job, layout.batch, layout.micro_batches))
+    """Of any layout, whether its stages' memory suffices or not; `memory` says how large packs become, and
+    `trees` what decode rows are."""
+    parts = passage(cluster, model, layout, load_of(job, layout.batch, layout.micro_batches, trees), trees)
     cycle, loop = _cycle(parts), _loop(parts)
     step = circulating_step(layout.micro_batches, cycle, loop)
     full = layout.micro_batches * cycle >= loop
@@ -103,25 +108,32 @@ def predict(
         step=step,
         cycle=cycle,
         loop=loop,
-        tokens_per_second=rows / step,
-        steady_time=steady_time(job, layout.batch, step),
-        job_time=job_time(cluster, model, job, layout, memory or MemoryOptions()),
+        tokens_per_second=rows * trees.committed / step,
+        steady_time=steady_time(job, layout.batch, step / trees.committed),
+        job_time=job_time(cluster, model, job, layout, memory or MemoryOptions(), trees),
         limit=max(parts, key=lambda part: part.busy).resource if full else Resource(Kind.LOOP),
         parts=parts,
     )
 
 
-def passage(cluster: Cluster, model: ModelSizes, layout: Layout, load: Load) -> tuple[Part, ...]:
-    """A pack's way from the coordinator through all stages and back, part by part."""
-    stages, size = layout.stages, load.tokens * model.hidden * model.value_bytes
+def passage(
+    cluster: Cluster, model: ModelSizes, layout: Layout, load: Load, trees: Trees = PLAIN
+) -> tuple[Part, ...]:
+    """A pack's way from the coordinator through all stages and back, part by part. Of its trees, only what
+    is kept goes on from the first stage."""
+    stages, onward = layout.stages, replace(load, guesses=min(load.guesses, trees.kept))
+    size = onward.tokens * model.hidden * model.value_bytes
     parts = [_leg(cluster, layout.coordinator, stages[0].node, load, back=False)]
+    if load.guesses and trees.drafting != NOTHING:
+        busy = Seconds(trees.drafting(load.rows))
+        parts.insert(0, Part(Resource(Kind.DRAFTER, layout.coordinator), busy, busy))
     for position, stage in enumerate(stages):
         if position:
             before, way = stages[position - 1].node, layout.ways[position - 1]
             parts += _hop(cluster, before, stage.node, size, way)
         ends = position == 0, position == len(stages) - 1
         alpha = host_share(cluster.node(stage.node), stage.offloaded, layout.batch)
-        parts.append(_compute(cluster, stage, load, alpha, ends))
+        parts.append(_compute(cluster, stage, onward if position else load, alpha, ends))
     parts.append(_leg(cluster, stages[-1].node, layout.coordinator, load, back=True))
     return tuple(parts)
 
@@ -159,7 +171,12 @@ def _loop(parts: Sequence[Part]) -> Seconds:
 
 
 def job_time(
-    cluster: Cluster, model: ModelSizes, job: JobShape, layout: Layout, memory: MemoryOptions
+    cluster: Cluster,
+    model: ModelSizes,
+    job: JobShape,
+    layout: Layout,
+    memory: MemoryOptions,
+    trees: Trees = PLAIN,
 ) -> Seconds:
     """The job from its first pack to its last token, in three stretches.
 
@@ -168,9 +185,12 @@ def job_time(
     2. Steps at the steady pace, until the last sequence is seated: (N - B) · s̄ / B of them.
     3. The tail: as many steps as the longest answer has tokens, without prompts, in which B · s̄ tokens are
        left to make, so B · s̄ / longest rows on average; micro-batches are put together where that is shorter.
+
+    With trees a step commits E[a] tokens a row.
     """
     batch = min(layout.batch, job.sequences)
-    steady = _step(cluster, model, layout, load_of(job, batch, layout.micro_batches), layout.micro_batches)
+    load = load_of(job, batch, layout.micro_batches, trees)
+    steady = _step(cluster, model, layout, load, layout.micro_batches, trees)
     if steady == float("inf"):
         return Seconds(steady)
     refilled = (job.sequences - batch) * job.output / batch
@@ -181,16 +201,18 @@ def job_time(
         max(1, layout.micro_batches >> halved) for halved in range(layout.micro_batches.bit_length())
     }
     tail = min(
-        _step(cluster, model, layout, Load(active / count, context), count)
+        _step(cluster, model, layout, Load(active / count, context, guesses=trees.guesses), count, trees)
         for count in sorted(ways_down)
         if count <= active
     )
     first = _first_prompts(cluster, model, layout, batch * job.read, job.read_context, memory.pack_tokens)
-    return Seconds(first + refilled * steady + longest * tail)
+    return Seconds(first + (refilled * steady + longest * tail) / trees.committed)
 
 
-def _step(cluster: Cluster, model: ModelSizes, layout: Layout, load: Load, micro_batches: int) -> float:
-    parts = passage(cluster, model, layout, load)
+def _step(
+    cluster: Cluster, model: ModelSizes, layout: Layout, load: Load, micro_batches: int, trees: Trees
+) -> float:
+    parts = passage(cluster, model, layout, load, trees)
     return circulating_step(micro_batches, _cycle(parts), _loop(parts))
 
 

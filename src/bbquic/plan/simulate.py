@@ -9,14 +9,15 @@ that each serve first in, first out has no other circuit than a resource alone o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import Cluster, JobShape, Layout, ModelSizes
-from bbquic.plan.cost import Load, load_of
+from bbquic.plan.cost import load_of
 from bbquic.plan.decider import Decider, Decision, Watch
 from bbquic.plan.line import Line, PackTimes, Passage
+from bbquic.plan.speculation import PLAIN, Trees
 from bbquic.plan.varying import Conditions
 from bbquic.units import Seconds
 
@@ -59,15 +60,17 @@ def simulate_steps(
     until: Seconds | None = None,
     conditions: Conditions | None = None,
     decider: Decider | None = None,
+    trees: Trees = PLAIN,
 ) -> StepsResult:
     """Equal packs for `until` seconds, by default for a few rounds of all micro-batches.
 
-    A pack is `cost.load_of`'s. `decider` is asked whenever a pack is back. Where it changes M, packs give
+    A pack is `cost.load_of`'s, with decode rows that are `trees`: its rows count for all that they commit.
+    `decider` is asked whenever a pack is back. Where it changes M, packs give
     rows to one another as they come back, as in a job (regrouping costs nothing: KV is copied on each stage
     at the speed of its memory).
     Raises: ValueError where the layout needs a link or a codec that is not there.
     """
-    return _Steps(cluster, model, job, layout, conditions, decider).run(until)
+    return _Steps(cluster, model, job, layout, conditions, decider, trees).run(until)
 
 
 class _Steps:
@@ -79,9 +82,11 @@ class _Steps:
         layout: Layout,
         conditions: Conditions | None,
         decider: Decider | None,
+        trees: Trees,
     ) -> None:
+        self._trees = trees
         self._line = Line(cluster, model, layout, conditions)
-        self._whole = load_of(job, layout.batch, 1)
+        self._whole = load_of(job, layout.batch, 1, trees)
         self._groups = Groups(self._whole.rows, layout.micro_batches)
         self._watch = Watch(Decision(layout.ways, layout.micro_batches), layout.batch)
         self._decider = decider
@@ -100,7 +105,7 @@ class _Steps:
         most = ROUNDS * self._groups.wanted
         while (len(returns) < most) if until is None else (self._flying[0][0] <= until):
             now, _, group, rows, passage = heappop(self._flying)
-            returns.append((now, rows))
+            returns.append((now, rows * self._trees.committed))
             self._watch.note(passage)
             if self._decider is not None:
                 self._decide(now, decisions)
@@ -136,8 +141,8 @@ class _Steps:
         found = self._packs.get((rows, ways))
         if found is None:
             whole, share = self._whole, rows / self._whole.rows
-            load = Load(rows, whole.context, whole.prompt_tokens * share, whole.prompt_context)
-            found = self._packs[rows, ways] = self._line.times(load, ways)
+            load = replace(whole, rows=rows, prompt_tokens=whole.prompt_tokens * share)
+            found = self._packs[rows, ways] = self._line.times(load, ways, trees=self._trees)
         return found
 
 

@@ -7,8 +7,9 @@ a pass with trees over one without, c drafting a pass, a tokens committed a pass
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bbquic.plan.controller import NOTHING, Line, Measured, StageFigures
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 
@@ -63,3 +64,68 @@ def break_even_bandwidth(of: Passes) -> BytesPerSecond | None:
 def pays(committed: float, with_trees: Seconds, without: Seconds) -> bool:
     """Architecture §4: whether E[a] / step_spec > 1 / step_auto."""
     return committed * without > with_trees
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """What speculation adds to a row: `guesses` beside its token on the first stage, `kept` of them behind
+    it, and `committed` tokens a pass. `drafting` is the drafter's time for a micro-batch, by rows.
+
+    Raises: ValueError for fewer guesses than are kept, or fewer than one token a pass.
+    """
+
+    guesses: float = 0.0
+    kept: float = 0.0
+    committed: float = 1.0
+    drafting: Line = NOTHING
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kept <= self.guesses:
+            raise ValueError(f"{self.kept} guesses are kept of {self.guesses}")
+        if self.committed < 1:
+            raise ValueError("a pass commits a token at least")
+
+
+PLAIN = Trees()
+
+
+def with_trees(measured: Measured, trees: Trees) -> Measured:
+    """The pipeline for rows that are trees: T = rows · (1 + N) in the first stage's compute, rows · (1 + N')
+    in what it sends and behind it. The drafter is in the loop, and a resource of its own cycle."""
+    if not measured.stages:
+        return measured
+    first, *others = (_widened(stage, 1 + trees.kept) for stage in measured.stages)
+    whole = measured.stages[0]
+    wide = 1 + trees.guesses
+    first = replace(first, inbound=whole.inbound.by(wide), compute=whole.compute.by(wide))
+    return Measured((first, *others), measured.latency, trees.drafting)
+
+
+def _widened(stage: StageFigures, tokens: float) -> StageFigures:
+    return replace(
+        stage,
+        inbound=stage.inbound.by(tokens),
+        compute=stage.compute.by(tokens),
+        outbound=stage.outbound.by(tokens),
+        sent=stage.sent.by(tokens),
+    )
+
+
+def times_with_trees(measured: Measured, rows: float, trees: Trees) -> list[float]:
+    """Seconds that a micro-batch of so many rows keeps the drafter and each resource of the pipeline."""
+    whole, kept = rows * (1 + trees.guesses), rows * (1 + trees.kept)
+    times = [trees.drafting(rows)] if trees.drafting != NOTHING else []
+    for place, stage in enumerate(measured.stages):
+        times += stage.times(kept) if place else stage.times(whole, kept)
+    return times
+
+
+def step_with_trees(measured: Measured, rows: int, count: int, trees: Trees) -> Seconds:
+    """step = max(M · cycle, loop) of `rows` sequences in `count` micro-batches, all with such trees."""
+    times = times_with_trees(measured, rows / count, trees)
+    return Seconds(max(count * max(times), sum(times) + measured.latency))
+
+
+def row_rate(measured: Measured, rows: int, count: int, trees: Trees) -> float:
+    """E[a] / step: tokens a second of a sequence. Speculation is used iff it is above that of `PLAIN`."""
+    return trees.committed / step_with_trees(measured, rows, count, trees)

@@ -300,7 +300,8 @@ class Coordinator:
             return
         left, pack = self._launched.pop(place)
         if header.lost is None and len(header.timings) == len(self.stages):
-            scheduler.pace.record(len(pack.tokens), Seconds(came - left), header.timings)
+            took = Seconds(came - left)
+            scheduler.pace.record(len(pack.tokens), took, header.timings, pack.onward_tokens)
         self.observer.answered(header, size, came)
         self.observer.spend(Seconds(asyncio.get_running_loop().time() - came))
         self.counters.generated_tokens = scheduler.generated

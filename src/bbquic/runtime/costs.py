@@ -118,21 +118,24 @@ class StepCosts:
         """Tokens of a pack lately."""
         return self._tokens or 0.0
 
-    def record(self, tokens: int, elapsed: Seconds, timings: Items[StageTiming]) -> None:
-        """A pack of `tokens` came back after `elapsed` seconds; `timings` in the order of the stages."""
+    def record(
+        self, tokens: int, elapsed: Seconds, timings: Items[StageTiming], onward: int | None = None
+    ) -> None:
+        """A pack of `tokens` came back after `elapsed` seconds; `timings` in the order of the stages. Behind
+        the first stage it had `onward` tokens, None: all."""
         if not self._is_warm:
             self._is_warm = True
             return  # the first pack also warms everything up: it says nothing of those to come
         while len(self._stages) < len(timings):
             self._stages.append(_StageCosts())
-        latency = float(elapsed)
-        for stage, timing in zip(self._stages, timings, strict=False):
-            parts = timing.parts
+        latency, sent = float(elapsed), tokens if onward is None else onward
+        for place, (stage, timing) in enumerate(zip(self._stages, timings, strict=False)):
+            parts, came = timing.parts, sent if place else tokens
             stage.name = timing.node
-            stage.inbound.add(tokens, parts.decode + parts.to_device)
-            stage.compute.add(tokens, parts.compute)
-            stage.outbound.add(tokens, parts.to_host + parts.encode)
-            stage.sent.add(tokens, timing.sent)
+            stage.inbound.add(came, parts.decode + parts.to_device)
+            stage.compute.add(came, parts.compute)
+            stage.outbound.add(sent, parts.to_host + parts.encode)
+            stage.sent.add(sent, timing.sent)
             latency -= parts.total - parts.from_wire
             latency -= timing.sent / stage.rate if stage.rate else 0.0
         self._latencies.append(max(latency, 0.0))

@@ -71,9 +71,15 @@ class Drafting:
         self._rounds: dict[int, _Round] = {}
         self._waiting: list[tuple[int, Sequence, Ask]] = []  # not handed to the drafter yet
         self._told: list[Callable[[], None]] = []
-        self.words: deque[str] = deque(maxlen=1)
+        self._words: deque[str] = deque(maxlen=1)
         self._timed = drafter if isinstance(drafter, TimedDrafter) else None
         self._rows = self._tokens = self._guesses = self._accepted = 0
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What was decided of late about guessing, and why none is made any more."""
+        decided = () if self._speculation is None or self._drafter is None else self._speculation.decisions()
+        return (*decided, *self._words)
 
     @property
     def drafts(self) -> Drafts:
@@ -135,7 +141,7 @@ class Drafting:
         """Draft no more, because of an error."""
         if self._drafter is not None:
             why = " ".join(str(error).split())[:300] or type(error).__name__
-            self.words.append(f"{self._drafter.name} drafts no more: {why}")
+            self._words.append(f"{self._drafter.name} drafts no more: {why}")
         self._drafter = None
         for one in self._rounds.values():
             one.waits = False

@@ -26,6 +26,12 @@ class Pack:
     moves: tuple[Move, ...] = ()
     shared_tokens: int = 0  # of prompts, that no row carries: they are copied from other slots
 
+    @property
+    def onward_tokens(self) -> int:
+        """Those that go on from the first stage: all but what is pruned of trees."""
+        trees = (row.tree for row in self.rows if row.tree is not None and row.tree.kept is not None)
+        return len(self.tokens) - sum(len(tree.nodes) - len(tree.kept or ()) for tree in trees)
+
 
 @dataclass(slots=True, eq=False)
 class Seat:

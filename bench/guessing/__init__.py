@@ -1,0 +1,1 @@
+"""When guessing ahead pays: emulated, simulated, and by the paper's own figures."""
