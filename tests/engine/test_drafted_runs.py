@@ -55,7 +55,7 @@ def test_n_grams_change_no_answer_wherever_the_coordinator_is(
     tmp_path: Path, place: CoordinatorPlace
 ) -> None:
     parrot = make_tiny_llama(tmp_path / "parrot", blocks=2, tied=True)  # it says much again
-    texts, job = drafted(parrot, tmp_path, DraftOptions(DraftMode.NGRAM, guesses=4), place)
+    texts, job = drafted(parrot, tmp_path, DraftOptions(DraftMode.NGRAM, guesses=4, always=True), place)
     assert texts == drafted(parrot, tmp_path, DraftOptions())[0]
     assert job.finished
     assert job.drafts is not None
@@ -67,7 +67,7 @@ def test_a_targets_first_blocks_save_passes_and_change_no_answer(
     model: Path, plain: dict[int, str], tmp_path: Path
 ) -> None:
     small = ModelDirectory(first_blocks(model, tmp_path / "small", 3), "small")
-    texts, job = drafted(model, tmp_path, DraftOptions(DraftMode.AUTO, small, guesses=6))
+    texts, job = drafted(model, tmp_path, DraftOptions(DraftMode.AUTO, small, guesses=6, always=True))
     assert texts == plain
     assert job.drafts is not None
     assert job.drafts.accepted > 0

@@ -116,16 +116,17 @@ def generate(
         typer.Option(help="Where the loop begins and ends: in this process, or on the first stage's node."),
     ] = CoordinatorPlace.AUTO,
     draft: Annotated[
-        DraftMode | None,
+        DraftMode,
         typer.Option(
-            help="Guess tokens ahead: ngram looks them up in prompt and answer; auto takes the draft model "
-            "where one is named, else ngram. Default: off, unless a draft model is named."
+            help="Guess tokens ahead where measurements say it pays: ngram looks them up in prompt and "
+            "answer; auto takes the draft model where one is named, else ngram."
         ),
-    ] = None,
+    ] = DraftMode.AUTO,
     draft_model: Annotated[
         str | None, typer.Option(help="A small model with the same tokenizer that guesses, on this machine.")
     ] = None,
     guesses: Annotated[int, typer.Option(min=1, help="Guesses for a sequence and step at most.")] = GUESSES,
+    always_guess: Annotated[bool, typer.Option(help="Guess whether it pays or not, to compare.")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
     trace: Annotated[
@@ -141,7 +142,7 @@ def generate(
         job.count()  # an unreadable file is an error before any node is started
     if trace is not None and not trace.parent.is_dir():
         raise ConfigError(f"cannot write the trace {trace}: {trace.parent} is not a directory")
-    drafting = _drafting(draft, draft_model, guesses)
+    drafting = _drafting(draft, draft_model, guesses, always=always_guess)
     target = output or str(prompts.with_suffix("")) + ".answers.jsonl"
     cluster = _find_cluster(peers, certs, key, nodes, split)
     turns = LocalTurns.of(microbatches, nodes=cluster.local, cores=_cores()) if cluster.local else None
@@ -233,10 +234,9 @@ def _directory(name: str) -> ModelDirectory:
         return fetch_model(name, user_cache(), print_note)
 
 
-def _drafting(draft: DraftMode | None, model: str | None, guesses: int) -> DraftOptions:
-    """What was asked for; a draft model is wanted for guessing. Raises: ConfigError, ModelError."""
-    mode = draft or (DraftMode.OFF if model is None else DraftMode.AUTO)
-    return DraftOptions(mode, None if model is None else _directory(model), guesses)
+def _drafting(draft: DraftMode, model: str | None, guesses: int, *, always: bool) -> DraftOptions:
+    """What was asked for. Raises: ConfigError, ModelError."""
+    return DraftOptions(draft, None if model is None else _directory(model), guesses, always=always)
 
 
 async def _run(

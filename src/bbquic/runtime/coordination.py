@@ -13,7 +13,6 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
-from bbquic.draft.drafter import AlwaysGuesses
 from bbquic.draft.ngram import NgramDrafter
 from bbquic.errors import (
     BBQuicError,
@@ -45,6 +44,7 @@ from bbquic.runtime.protocol import (
 from bbquic.runtime.record import MAX_STOP_LENGTH, MAX_STOPS
 from bbquic.runtime.request import Completion, FinishReason, Request, Unanswerable
 from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from bbquic.runtime.speculating import scheduler_of
 from bbquic.units import Seconds
 
 GROUP = 64  # requests or outcomes of one message at most
@@ -91,6 +91,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     drafter: Literal["", "n-grams"] = ""  # what guesses there
     most_guesses: Annotated[int, Meta(ge=0, lt=MAX_TREE)] = 0
     kept_guesses: Annotated[int, Meta(ge=0, lt=MAX_TREE)] | None = None
+    always_guesses: bool = False
 
     def __post_init__(self) -> None:
         if self.window < self.slots + self.look_ahead:  # else both sides would wait for the other
@@ -136,6 +137,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
             drafter="n-grams" if drafter else "",
             most_guesses=work.most_guesses,
             kept_guesses=work.kept_guesses,
+            always_guesses=work.always_guesses,
         )
 
     def work(self, plan: PlanHeader) -> SchedulerOptions:
@@ -152,6 +154,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
                 shares_prefixes=self.shares_prefixes,
                 most_guesses=self.most_guesses,
                 kept_guesses=self.kept_guesses,
+                always_guesses=self.always_guesses,
             )
         except ValueError as error:
             raise PlanRefused(f"{plan.coordinator} cannot coordinate job {plan.job}: {error}") from None
@@ -159,7 +162,7 @@ class CoordinateHeader(Struct, frozen=True, forbid_unknown_fields=True):
     def scheduler(self, plan: PlanHeader) -> Scheduler:
         """One that works so. Raises: PlanRefused as `work` does."""
         drafter = ngram_drafter() if self.drafter else None
-        return Scheduler(self.work(plan), drafter=drafter, speculation=AlwaysGuesses(self.most_guesses))
+        return scheduler_of(self.work(plan), drafter)
 
     @property
     def options(self) -> CoordinatorOptions:

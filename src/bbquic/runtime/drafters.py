@@ -33,7 +33,7 @@ class DraftMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """guesses: nodes of a tree at most. model: the draft model, which runs where the command does.
+    """guesses: nodes of a tree at most; as many as pay, or `always` so many. model: the draft model, which runs where the command does.
 
     Raises: ConfigError for what contradicts itself.
     """
@@ -42,6 +42,7 @@ class DraftOptions:
     model: ModelDirectory | None = None
     guesses: int = GUESSES
     of_model: ModelDrafterOptions | None = None
+    always: bool = False  # not only where it pays
 
     def __post_init__(self) -> None:
         if not 1 <= self.guesses < MAX_TREE:

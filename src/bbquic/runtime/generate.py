@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bbquic.draft.drafter import AlwaysGuesses
 from bbquic.errors import BBQuicError, ConfigError
 from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
@@ -38,9 +37,10 @@ from bbquic.runtime.planning import USUAL_JOB, PlanningOptions, ask, best_plan, 
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, ReadyHeader, Stage
 from bbquic.runtime.ranges import aligned
 from bbquic.runtime.remote import RemoteCoordinator
-from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
+from bbquic.runtime.scheduler import SchedulerOptions
 from bbquic.runtime.sizes import job_shape
 from bbquic.runtime.source import RecordSource
+from bbquic.runtime.speculating import scheduler_of
 from bbquic.runtime.tasks import owned_tasks
 from bbquic.runtime.telemetry import JobStatistics
 from bbquic.runtime.trace import TraceWriter
@@ -286,7 +286,7 @@ def job_loop(
     return Coordinator(
         links,
         plan,
-        Scheduler(work, drafter=drafter, speculation=AlwaysGuesses(work.most_guesses)),
+        scheduler_of(work, drafter),
         ends=ends,
         text=lambda: StreamDecoder(directory.tokenizer),
         options=options.coordinator,
@@ -304,6 +304,7 @@ def _scheduling(plan: PlanHeader, options: RunOptions) -> SchedulerOptions:
         depth=plan.depth,
         start=options.layout.start(len(plan.stages)),
         most_guesses=options.drafting.most_guesses,
+        always_guesses=options.drafting.always,
     )
 
 

@@ -56,6 +56,7 @@ class SchedulerOptions:
     shares_prefixes: bool = True  # what prompts begin with in common is read once, and copied
     most_guesses: int = 0  # of a row's tree: every slot has room for such trees and their holes
     kept_guesses: int | None = None  # the most probable ones that go on from the first stage; None: all
+    always_guesses: bool = False  # as many as may be, whether it pays or not
 
     def __post_init__(self) -> None:
         if not 1 <= self.micro_batches <= self.slots:

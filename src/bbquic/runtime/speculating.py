@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bbquic.draft.drafter import Ask, Drafter
+from bbquic.draft.drafter import AlwaysGuesses, Ask, Drafter
 from bbquic.draft.tree import DraftTree
 from bbquic.plan.acceptance import Outcome
 from bbquic.plan.controller import Line
@@ -18,9 +18,12 @@ from bbquic.runtime.scheduler import Scheduler, SchedulerOptions
 
 
 def scheduler_of(options: SchedulerOptions, drafter: Drafter | None) -> Scheduler:
-    """A scheduler whose rows have as many guesses by the drafter as pay; none without a drafter."""
+    """A scheduler whose rows have as many guesses by the drafter as pay, or always as many as may be; none
+    without a drafter."""
     if drafter is None or not options.most_guesses:
         return Scheduler(options)
+    if options.always_guesses:
+        return Scheduler(options, drafter=drafter, speculation=AlwaysGuesses(options.most_guesses))
     pace = MeasuredPace(
         micro_batches=options.micro_batches,
         depth=options.depth,
