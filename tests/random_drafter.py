@@ -85,3 +85,6 @@ class RandomSpeculation:
         assert rows <= committed <= rows * (guesses + 1)
         self.rows += rows
         self.committed += committed
+
+    def decisions(self) -> tuple[str, ...]:
+        return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bbquic.draft.drafter import Ask
-from bbquic.draft.tree import DraftTree, chain
+from bbquic.draft.tree import DraftTree, grow
 
 GUESSED, OTHER = 2, 1  # what it guesses, and what a stand-in chooses else
 
@@ -17,7 +17,7 @@ class PlayedDrafter:
     is_instant = True
 
     def draft(self, asks: Sequence[Ask]) -> list[DraftTree]:
-        return [chain(ask.tokens[-1], [(GUESSED, 1.0)] * ask.depth) for ask in asks]
+        return [grow(ask.tokens[-1], lambda _: [(GUESSED, 1.0)], ask.guesses, ask.depth) for ask in asks]
 
     def learn(self, key: int, tree: DraftTree, path: Sequence[int]) -> None:
         """It has nothing to learn."""

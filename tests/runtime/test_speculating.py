@@ -8,7 +8,7 @@ import pytest
 from pipeline_simulation import noted
 
 from bbquic.draft.drafter import Ask
-from bbquic.draft.tree import DraftTree, chain
+from bbquic.draft.tree import DraftTree, grow
 from bbquic.model.sampling import Sampling
 from bbquic.runtime.pace import MeasuredPace
 from bbquic.runtime.speculating import MeasuredSpeculation, WatchedDrafter
@@ -26,7 +26,8 @@ class Same:
 
     def draft(self, asks: Sequence[Ask]) -> list[DraftTree]:
         return [
-            chain(ask.tokens[-1], [(7, 0.5)] * (0 if ask.tokens[-1] % 2 else ask.guesses)) for ask in asks
+            grow(ask.tokens[-1], lambda _: [(7, 0.5)], 0 if ask.tokens[-1] % 2 else ask.guesses, ask.depth)
+            for ask in asks
         ]
 
     def learn(self, key: int, tree: DraftTree, path: Sequence[int]) -> None:

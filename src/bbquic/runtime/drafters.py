@@ -33,7 +33,8 @@ class DraftMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """guesses: nodes of a tree at most; as many as pay, or `always` so many. model: the draft model, which runs where the command does.
+    """guesses: nodes of a tree at most: as many as pay, or `always` all. model: the draft model, which runs
+    where the command does.
 
     Raises: ConfigError for what contradicts itself.
     """
