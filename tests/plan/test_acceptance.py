@@ -56,7 +56,7 @@ def test_what_was_is_forgotten(rows: int) -> None:
 def test_what_was_never_asked_for_is_thought_to_go_on_as_it_went() -> None:
     acceptance = Acceptance(8)
     for _ in range(100):
-        acceptance.learn([Outcome.of_mean(4, 1 + 0.9 + 0.81 + 0.729 + 0.6561)] * 8)
+        acceptance.learn([Outcome(4, 4, 4, {rank: 0.9**rank for rank in range(1, 5)})] * 8)
     assert acceptance.right()[7] == pytest.approx(0.9**8, rel=0.1)
 
 
@@ -77,9 +77,3 @@ def test_a_new_micro_batch_begins_with_what_is_known_of_the_others() -> None:
     assert particular.committed() == general.committed()
     particular.learn([Outcome(4, 4, 4, {})] * 64)
     assert particular.committed()[4] < general.committed()[4]
-
-
-@given(guesses=st.integers(1, MOST), share=st.floats(0, 1))
-def test_a_mean_alone_is_taken_for_a_chain_with_that_mean(guesses: int, share: float) -> None:
-    committed = 1 + share * guesses
-    assert sum(Outcome.of_mean(guesses, committed).right.values()) == pytest.approx(committed - 1, abs=1e-4)

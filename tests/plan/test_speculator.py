@@ -164,15 +164,6 @@ def test_nothing_is_guessed_while_nothing_is_measured_nor_more_than_is_allowed()
     assert max(play(Speculator(lambda: situation, most=4), measured, 0.95, 200)) == 4
 
 
-def test_totals_alone_suffice() -> None:
-    measured = pipeline(1000)
-    speculator = speculator_of(measured)
-    for _ in range(200):
-        guesses = speculator.guesses(0, 8)
-        speculator.noted(0, 8, guesses, 8 + 8 * min(guesses, 3))
-    assert speculator.guesses(0, 8) in (2, 4, 8)
-
-
 @given(
     measured=pipelines,
     rows=st.integers(1, 64),

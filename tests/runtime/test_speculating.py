@@ -79,8 +79,8 @@ def test_what_pays_by_the_timings_of_packs_is_used_and_what_does_not_is_not() ->
                 speculation.drafter.draft([ask(key, 2 * key, guesses) for key in range(4)]) if guesses else []
             )
             for key, tree in enumerate(trees):
-                speculation.drafter.learn(key, tree, (0, 1))
-            speculation.noted(0, 4, guesses, 4 + len(trees))
+                speculation.drafter.learn(key, tree, (0, 1) if key % 2 else (0,))
+            speculation.noted(0, 4, guesses, 4 + len(trees) // 2)
             tokens = 4 * (1 + guesses) + 4 * (step % 3)  # prompts beside them
             took = fixed + each * tokens
             pace.record(tokens, Seconds(took), [noted(0, 0.0, 0.0, took, tokens)])

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-MEMORY = 256.0  # rows that count: an average of so many is off by a few per cent
-LEAST_PASSES = 30.0  # or so many passes, where they have many rows
+MEMORY = 2048.0  # rows that count: an average of so many is off by a per cent or two
+LEAST_PASSES = 100.0  # or so many passes, where they have many rows
 FADING = 8.0  # times as long last ranks that are not asked for
 RECENT = 32  # rows by which a change is seen
 SURE = 4.5  # standard deviations of their mean: then it is one
@@ -36,19 +36,6 @@ class Outcome:
     def of_path(cls, asked: int, given: int, kept: int, path: Sequence[int]) -> Outcome:
         """Of a tree whose nodes are numbered by weight, and the ids that were accepted, root first."""
         return cls(asked, given, kept, dict.fromkeys(path[1:], 1.0))
-
-    @classmethod
-    def of_mean(cls, guesses: int, committed: float) -> Outcome:
-        """Where no more is known than tokens committed by a row on average: taken for those of a chain in
-        which each guess is as good as the one before."""
-        low, high = 0.0, 1.0
-        for _ in range(30):
-            middle = (low + high) / 2
-            if 1 + sum(middle**rank for rank in range(1, guesses + 1)) < committed:
-                low = middle
-            else:
-                high = middle
-        return cls(guesses, guesses, guesses, {rank: low**rank for rank in range(1, guesses + 1)})
 
 
 class Acceptance:

@@ -182,7 +182,7 @@ class Tables:
 
         As `cost.stage_memory` and `cost.host_share`, for all at once.
         """
-        rows = -(-batch // micro_batches)
+        rows = memory.decoded(-(-batch // micro_batches))
         model, tokens = self.model, memory.pack_tokens + rows
         blocks = np.arange(model.blocks + 1)
         ends = [_ends_bytes(model, tokens, rows, place) for place in PLACES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 from bbquic.errors import ConfigError
 from bbquic.plan.breakeven import Way
@@ -57,11 +58,9 @@ def settings(job: JobShape, options: SearchOptions) -> tuple[Setting, ...]:
         given = options.micro_batches
         counts = MICRO_BATCHES if given is None else (min(given, batch),)
         for count in counts:
-            load = load_of(job, batch, count)
-            if (
-                count <= batch
-                and load.rows + min(load.prompt_tokens, options.memory.pack_tokens) <= MOST_ROWS
-            ):
+            load, memory = load_of(job, batch, count), options.memory
+            prompts = min(load.prompt_tokens, memory.pack_tokens)
+            if count <= batch and memory.decoded(ceil(load.rows)) + prompts <= MOST_ROWS:
                 found += [Setting(batch, count, place, options.ways) for place in places]
     return tuple(found)
 

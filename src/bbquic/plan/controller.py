@@ -121,7 +121,7 @@ class Evidence:
         return self.sums[count] >= self.enough
 
 
-def gain_tests() -> tuple[Evidence, ...]:
+def _tests() -> tuple[Evidence, ...]:
     """One that is quick with large gains, one that is sure of small ones."""
     return Evidence(0.02, 1.6), Evidence(0.0075, 4.2)
 
@@ -135,7 +135,7 @@ class Grouping:
 
     target: int
     reasons: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _evidence: tuple[Evidence, ...] = field(default_factory=gain_tests)
+    _evidence: tuple[Evidence, ...] = field(default_factory=_tests)
 
     def look(self, measured: Measured, rows: int, most: int) -> str | None:
         """`rows` live sequences, in `most` micro-batches at most; the reason where that changes `target`.
@@ -159,7 +159,7 @@ class Grouping:
         change = f"{_counted(best)} in place of {present}, {seconds(steps[best])} a step in place of "
         reason = f"{change}{seconds(now)}: {_limit(measured, rows, best)}"
         self.target = best
-        self._evidence = gain_tests()
+        self._evidence = _tests()
         self.reasons.append(reason)
         return reason
 

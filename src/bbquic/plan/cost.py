@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import CodecSpeed, JobShape, LinkProfile, ModelSizes, NodeProfile
-from bbquic.plan.speculation import PLAIN, Trees
+from bbquic.plan.speculation import PLAIN, TREE_TOKENS, Trees
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
 WIRE = 1.031  # bytes of datagrams, which a link's rate counts, for each byte of a message: headers and tags
@@ -206,11 +206,17 @@ class MemoryOptions:
     """How memory is used: the share of what is free that a plan may take, and the largest pack in tokens.
 
     `offload` is α where it is given: so many of every stage's slots are on the host. None: as few as do.
+    `guesses` of a decode row at most, as far as `TREE_TOKENS` of a pack go.
     """
 
     share: float = 0.9
     pack_tokens: int = 512
     offload: float | None = None
+    guesses: int = 0
+
+    def decoded(self, rows: int) -> int:
+        """Tokens of the largest pack beside prompts: those of `rows` decode rows and their guesses."""
+        return rows + min(rows * self.guesses, TREE_TOKENS)
 
     def __post_init__(self) -> None:
         if self.offload is not None and not 0 <= self.offload <= 1:
@@ -337,10 +343,11 @@ def held_memory(
     heads: bool,
 ) -> StageMemory:
     """What a stage takes with all its KV on the device, whether a node has it or not."""
-    tokens = options.pack_tokens + rows
+    decoded = options.decoded(rows)
+    tokens = options.pack_tokens + decoded
     return StageMemory(
         weights=weights_bytes(model, blocks, embeds=embeds, heads=heads),
         kv=Bytes(batch * blocks * slot * model.kv_bytes),
-        workspace=workspace_bytes(model, tokens, rows, heads=heads),
+        workspace=workspace_bytes(model, tokens, decoded, heads=heads),
         buffers=buffer_bytes(model, tokens),
     )

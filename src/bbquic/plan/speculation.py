@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from bbquic.plan.controller import NOTHING, Line, Measured, StageFigures
 from bbquic.units import Bytes, BytesPerSecond, Seconds
 
+TREE_TOKENS = 512  # guesses in a pack at most, so that what they take has a bound
+
 
 @dataclass(frozen=True, slots=True)
 class Passes:
@@ -114,7 +116,7 @@ def _widened(stage: StageFigures, tokens: float) -> StageFigures:
 def times_with_trees(measured: Measured, rows: float, trees: Trees) -> list[float]:
     """Seconds that a micro-batch of so many rows keeps the drafter and each resource of the pipeline."""
     whole, kept = rows * (1 + trees.guesses), rows * (1 + trees.kept)
-    times = [trees.drafting(rows)] if trees.drafting != NOTHING else []
+    times = [trees.drafting(rows)]
     for place, stage in enumerate(measured.stages):
         times += stage.times(kept) if place else stage.times(whole, kept)
     return times

@@ -1,10 +1,10 @@
 """How many guesses N each micro-batch makes now: speculate where E[a] / step is above that without. Pure.
 
-Candidates are compared by `speculation.row_rate`, as if all micro-batches did alike. Where they differ, that
-is no worse than the better of "all do" and "none does": with steps in proportion to what is sent, the pace of
-the mixture is a mediant. What a change would gain is summed as evidence, as it is for the number of
-micro-batches (`controller`). The paper's figure 6 comes out of it: fewer guesses win first, none where none
-win.
+A choice is a number for each micro-batch, and worth the tokens of a round over its length: the resource that
+all of them together keep longest, or the longest loop. So one that differs from the others has to pay for
+what they wait for it. What a change would gain - all to one number, or one micro-batch to another - is summed
+as evidence, as it is for the number of micro-batches (`controller`). The paper's figure 6 comes out of it:
+fewer guesses win first, none where none win.
 
 What is not in use is tried now and then, a pass at a time, on account: each pass earns a small share of
 itself (`TRIES`), and a trial pays what it lost, measured in passes. One that gains pays itself.
@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bbquic.plan.acceptance import Acceptance, Outcome
-from bbquic.plan.controller import NOTHING, Evidence, Line, Measured, gain_tests, seconds
-from bbquic.plan.speculation import PLAIN, Trees, times_with_trees
+from bbquic.plan.controller import NOTHING, Evidence, Line, Measured, seconds
+from bbquic.plan.speculation import PLAIN, TREE_TOKENS, Trees, times_with_trees
 from bbquic.units import Seconds
 
 LEVELS = (0, 1, 2, 4, 8, 16, 32)
-TRIES = 0.005  # of a pass: what each one earns for trials
+TRIES = 0.0025  # of a pass: what each one earns for trials
 MOST_SAVED = 1.0  # passes, of such earnings
 FIRST = 2.0  # passes that trials may lose before the first has earned anything
 KNOWN = 12.0  # rows before what was accepted is evidence
+PRESENT = 3  # steps after which a micro-batch that asked for nothing is not there any more
 KEPT = 8  # reasons for changes
 
 
@@ -43,9 +44,11 @@ class Situation:
 class Forecast:
     """Of a number of guesses: what a pass commits a row, and how long a step is."""
 
+    rows: int
     trees: Trees
-    cycle: Seconds  # of all micro-batches, one after the other
+    times: tuple[float, ...]  # s, of each resource
     loop: Seconds
+    cycle: Seconds  # of all micro-batches, one after the other, if they are alike
 
     @property
     def step(self) -> Seconds:
@@ -79,10 +82,17 @@ def forecasts(
     for level in levels:
         drafting = situation.drafting.by(level) if level else NOTHING
         trees = Trees(sizes[level], kept * sizes[level], committed[level], drafting)
-        times = times_with_trees(situation.measured, rows, trees)
+        times = tuple(times_with_trees(situation.measured, rows, trees))
         cycle, loop = situation.count * max(times), sum(times) + situation.measured.latency
-        found[level] = Forecast(trees, Seconds(cycle), Seconds(loop))
+        found[level] = Forecast(rows, trees, times, Seconds(loop), Seconds(cycle))
     return found
+
+
+def together(chosen: Sequence[Forecast]) -> float:
+    """Tokens a second of micro-batches that do as is chosen for each, round after round."""
+    shared = max(map(sum, zip(*(one.times for one in chosen), strict=True)))
+    tokens = sum(one.rows * one.committed for one in chosen)
+    return tokens / max(shared, *(one.loop for one in chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +105,21 @@ class Trial:
     count: int  # of micro-batches
 
 
+def _tests() -> tuple[Evidence, ...]:
+    """One that is quick with large gains, one that is sure of small ones. A change costs nothing by itself:
+    it takes less than one of the number of micro-batches."""
+    return Evidence(0.02, 0.8), Evidence(0.003, 1.5)
+
+
 @dataclass(slots=True)
 class _State:
     """One micro-batch's."""
 
     acceptance: Acceptance
     level: int = 0
-    evidence: tuple[Evidence, ...] = field(default_factory=gain_tests)
+    found: Mapping[int, Forecast] = field(default_factory=dict)  # as it last was
+    turn: int = 0  # then
+    evidence: tuple[Evidence, ...] = field(default_factory=_tests)  # for doing other than the others
     account: float = FIRST  # passes that trials may lose
     trial: Trial | None = None
 
@@ -117,7 +135,8 @@ class Speculator:
         self._general = Acceptance(self._most)
         self._states: dict[int, _State] = {}
         self._outcomes: list[Outcome] = []
-        self._is_told = False  # of each row's outcome
+        self._evidence = _tests()  # for all doing alike
+        self._turn = 0
         self._reasons: deque[str] = deque(maxlen=KEPT)
 
     def guesses(self, micro_batch: int, rows: int) -> int:
@@ -126,16 +145,19 @@ class Speculator:
         if situation is None or not situation.measured.stages or rows < 1:
             return 0
         state = self._state(micro_batch)
-        found = forecasts(situation, rows, state.acceptance, self._levels)
+        levels = [level for level in self._levels if level * rows <= TREE_TOKENS]
+        found = forecasts(situation, rows, state.acceptance, levels)
         if found[0].step <= 0:
             return 0
+        state.level = min(state.level, levels[-1])
+        self._turn += 1
+        state.found, state.turn = found, self._turn
         if state.acceptance.rows >= KNOWN or self._general.rows >= KNOWN:
-            self._look(micro_batch, state, found)
+            self._look(micro_batch, situation.count)
         return self._trial(state, found, situation.count)
 
     def saw(self, outcome: Outcome) -> None:
-        """A row's, of the micro-batch that `noted` is told of next. Without them it goes by the totals."""
-        self._is_told = True
+        """A row's, of the micro-batch that `noted` is told of next."""
         self._outcomes.append(outcome)
 
     def noted(self, micro_batch: int, rows: int, guesses: int, committed: int) -> None:
@@ -145,8 +167,6 @@ class Speculator:
         seen, self._outcomes = self._outcomes, []
         if rows < 1:
             return
-        if guesses and not self._is_told:
-            seen = [Outcome.of_mean(guesses, committed / rows)] * rows
         state.acceptance.learn(seen)
         self._general.learn(seen)
         state.account = min(state.account + TRIES, MOST_SAVED)
@@ -177,31 +197,49 @@ class Speculator:
         )
 
     def _state(self, micro_batch: int) -> _State:
+        """One that is new does as the others."""
         state = self._states.get(micro_batch)
         if state is None:
-            state = self._states[micro_batch] = _State(Acceptance(self._most, self._general))
+            newest = max(self._states.values(), key=lambda one: one.turn, default=None)
+            level = 0 if newest is None else newest.level
+            state = self._states[micro_batch] = _State(Acceptance(self._most, self._general), level)
         return state
 
-    def _look(self, micro_batch: int, state: _State, found: dict[int, Forecast]) -> None:
-        """Add what each number would gain, and change to the best that is proven."""
-        now = found[state.level]
-        proven = []
-        for level, other in found.items():
-            gain = math.log(other.rate / now.rate)
-            sure = [test.add(level, gain) for test in state.evidence]
-            if any(sure) and other.rate > now.rate:
-                proven.append(level)
-        if not proven:
-            return
-        best = max(proven, key=lambda level: found[level].rate)
-        self._reasons.append(_reason(micro_batch, state.level, best, found))
-        state.level = best
-        state.evidence = gain_tests()
+    def _look(self, micro_batch: int, count: int) -> None:
+        """Add what each change would gain, and make the best that is proven: about once a step whether all
+        should do alike, and each time whether this one should do other than they."""
+        latest = self._turn - PRESENT * count
+        present = {number: one for number, one in self._states.items() if one.found and one.turn > latest}
+        levels = [level for level in self._levels if all(level in one.found for one in present.values())]
+        now = together([one.found[one.level] for one in present.values()])
+        if micro_batch == min(present):
+            alike = {level: together([one.found[level] for one in present.values()]) for level in levels}
+            best = _proven(self._evidence, alike, now)
+            if best is not None and any(one.level != best for one in present.values()):
+                whose = "all micro-batches" if len(present) > 1 else f"micro-batch {micro_batch}"
+                self._change(whose, self._states[micro_batch], best)
+                for one in self._states.values():
+                    one.level = best
+                return
+        if len(present) > 1:
+            state = self._states[micro_batch]
+            others = [one.found[one.level] for number, one in present.items() if number != micro_batch]
+            own = {level: together([*others, one]) for level, one in state.found.items()}
+            best = _proven(state.evidence, own, now)
+            if best is not None and best != state.level:
+                self._change(f"micro-batch {micro_batch}", state, best)
+                state.level = best
+
+    def _change(self, whose: str, state: _State, level: int) -> None:
+        self._reasons.append(_reason(whose, state.level, level, state.found))
+        self._evidence = _tests()
+        for one in self._states.values():
+            one.evidence = _tests()
 
     def _trial(self, state: _State, found: dict[int, Forecast], count: int) -> int:
         """The level, or another one for a pass where the account has what that is expected to lose."""
         now = found[state.level]
-        others = self._candidates(state.level)
+        others = [level for level in self._candidates(state.level) if level in found]
         state.trial = None
         if not others:
             return state.level
@@ -219,11 +257,21 @@ class Speculator:
         return larger if level == 0 else larger[:1]
 
 
-def _reason(micro_batch: int, before: int, after: int, found: dict[int, Forecast]) -> str:
+def _proven(tests: Sequence[Evidence], rates: Mapping[int, float], now: float) -> int | None:
+    """The best of what is better for sure, by its key; None: nothing is."""
+    proven = []
+    for key, rate in rates.items():
+        sure = [test.add(key, math.log(rate / now)) for test in tests]
+        if any(sure) and rate > now:
+            proven.append(key)
+    return max(proven, key=lambda key: rates[key], default=None)
+
+
+def _reason(whose: str, before: int, after: int, found: Mapping[int, Forecast]) -> str:
     old, new = found[before], found[after]
     change = f"{_named(after)} in place of {_named(before)}" if after else "no guesses any more"
     return (
-        f"micro-batch {micro_batch}: {change}, {new.committed:.2f} tokens a row in {seconds(new.step)} in "
+        f"{whose}: {change}, {new.committed:.2f} tokens a row in {seconds(new.step)} in "
         f"place of {old.committed:.2f} in {seconds(old.step)}"
     )
 

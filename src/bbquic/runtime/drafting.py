@@ -14,6 +14,7 @@ from functools import partial
 
 from bbquic.draft.drafter import Ask, Drafter, Speculation
 from bbquic.draft.tree import DraftTree
+from bbquic.plan.speculation import TREE_TOKENS
 from bbquic.runtime.drafters import TimedDrafter
 from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.sequence import Sequence
@@ -107,7 +108,8 @@ class Drafting:
             return False
         now = self._rounds.get(micro_batch)
         if now is None:
-            now = _Round(min(self._most, speculation.guesses(micro_batch, len(sequences))))
+            most = min(self._most, TREE_TOKENS // len(sequences))
+            now = _Round(min(most, speculation.guesses(micro_batch, len(sequences))))
             self._rounds[micro_batch] = now
             asks = [(micro_batch, one, ask) for one in sequences if (ask := _ask(one, now.guesses))]
             self._waiting += asks

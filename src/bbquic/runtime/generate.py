@@ -164,9 +164,12 @@ async def deployed(
     planning = options.planning
     without = report if planning is not None and not planning.search.given else None
     async with dialled(endpoint, nodes, options.deadlines, without) as channels:
-        wanted = replace(options.layout, guesses=options.drafting.most_guesses)
+        guesses = options.drafting.most_guesses
+        wanted = replace(options.layout, memory=replace(options.layout.memory, guesses=guesses))
         placed = _Placed(channels, await describe_all(channels, options.deadlines), wanted)
         if planning is not None:
+            search = replace(planning.search, memory=replace(planning.search.memory, guesses=guesses))
+            planning = replace(planning, search=search)
             placed = await _planned(placed, nodes, model, job, planning, report)
         layout = placed.layout
         plan = make_plan(new_job_id(), model.directory, model.manifest, placed.descriptions, layout)

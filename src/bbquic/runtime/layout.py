@@ -52,11 +52,10 @@ class LayoutOptions:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     offloaded: tuple[int, ...] | None = None  # slots of each stage with KV on the host; None: by `memory`
     slot: int | None = None  # tokens that a slot is planned for; None: what memory allows
-    guesses: int = 0  # of a row at most: its tokens beside the newest one
 
     def rows(self, micro_batches: int) -> int:
         """Tokens that the largest pack has beside prompts: its rows, with all their guesses."""
-        return -(-self.batch // micro_batches) * (1 + self.guesses)
+        return self.memory.decoded(-(-self.batch // micro_batches))
 
     def start(self, stages: int) -> int | None:
         """Micro-batches to begin with, where their number follows measurements; None: it was asked for."""
@@ -232,7 +231,7 @@ def _sides(
             options.memory,
             blocks=len(stage.blocks),
             batch=1,
-            rows=options.rows(plan.micro_batches),
+            rows=-(-options.batch // plan.micro_batches),
             slot=1,
             embeds=stage is plan.stages[0],
             heads=stage is plan.stages[-1],
