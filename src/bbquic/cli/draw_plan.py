@@ -10,6 +10,7 @@ from bbquic.plan.breakeven import Way
 from bbquic.plan.cluster import COMMAND, Layout
 from bbquic.plan.cost import StageMemory
 from bbquic.plan.explain import Explanation
+from bbquic.plan.guessing import in_words
 from bbquic.plan.predict import Prediction
 from bbquic.plan.search import Plan
 from bbquic.runtime.planning import Question
@@ -48,6 +49,8 @@ def plan_lines(
         f"limit: {explanation.limit}",
     ]
     lines += [f"  {change}" for change in explanation.changes]
+    guessing = in_words(explanation.guessing)
+    lines += [guessing] if guessing else []
     lines += [f"left out: {one.node}: {one.reason}" for one in explanation.left_out]
     lines += [f"note: {note}" for note in question.notes]
     lines += [_other_line(other, plan) for other in others]
@@ -121,6 +124,7 @@ def plan_document(
         "plan": _plan_document(plan),
         "limit": explanation.limit,
         "changes": [{"what": one.what, "ratio": _finite(one.ratio)} for one in explanation.changes],
+        "guessing": [asdict(one) for one in explanation.guessing],
         "left_out": [
             {"node": one.node, "ratio": _finite(one.ratio), "reason": one.reason}
             for one in explanation.left_out

@@ -20,13 +20,15 @@ from bbquic.plan.cluster import Cluster, JobShape
 from bbquic.plan.cost import MemoryOptions
 from bbquic.plan.whatif import with_link_rate, with_node, without
 from bbquic.runtime.cluster import ClusterDeadlines, describe_all, dialled
+from bbquic.runtime.drafters import GUESSES
 from bbquic.runtime.generate import RunModel
 from bbquic.runtime.hop import CodecMode
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions
 from bbquic.runtime.planning import USUAL_JOB, PlanningOptions, Question, ask, best_plan
+from bbquic.runtime.protocol import MAX_TREE
 from bbquic.runtime.record import Defaults
-from bbquic.runtime.sizes import job_shape
+from bbquic.runtime.sizes import job_shape, with_trees
 from bbquic.runtime.survey import SurveyOptions
 from bbquic.units import BytesPerSecond
 
@@ -61,6 +63,9 @@ def plan(
         CoordinatorPlace,
         typer.Option(help="In this process, on the first stage's node, or where it is best."),
     ] = CoordinatorPlace.AUTO,
+    guesses: Annotated[
+        int, typer.Option(min=0, max=MAX_TREE - 1, help="Guesses for a sequence and step at most; 0: none.")
+    ] = GUESSES,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
     what_if: Annotated[
@@ -72,13 +77,13 @@ def plan(
 ) -> None:
     """Measure a cluster and say how a job would run: where, how fast, what limits it. Nothing is run."""
     changes = [(text, parse_what_if(text)) for text in what_if or ()]
-    memory = MemoryOptions(offload=offload)
+    memory = MemoryOptions(offload=offload, guesses=guesses)
     layout = LayoutOptions(codec=codec, coordinator=coordinator, dtype=dtype, memory=memory)
     names = tuple(nodes.split(",")) if nodes else ()
     options = planning_options(layout, batch, microbatches, names)
     options = replace(options, survey=SurveyOptions(fresh=fresh))
     held = open_model(model)
-    shape = USUAL_JOB if job is None else _shape(job, held, max_tokens)
+    shape = with_trees(USUAL_JOB if job is None else _shape(job, held, max_tokens), guesses)
     question = asyncio.run(_ask(peers, certs, key, names, held, shape, layout, options))
     chosen = asyncio.run(best_plan(question))
     explanation = question.explain(chosen)

@@ -17,6 +17,7 @@ from bbquic.plan.build import Setting, Tables
 from bbquic.plan.candidates import SearchOptions, settings
 from bbquic.plan.cluster import COMMAND, Cluster, JobShape, Layout, ModelSizes
 from bbquic.plan.cost import held_memory
+from bbquic.plan.guessing import WouldPay, would_pay
 from bbquic.plan.instance import FIRST, LAST, ONLY, Assignment, Instance, Objective
 from bbquic.plan.partition import best_partition
 from bbquic.plan.predict import Kind, Part, Prediction, predict
@@ -57,11 +58,13 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`limit` in a sentence; `changes` by what they would gain, the best first."""
+    """`limit` in a sentence; `changes` by what they would gain, the best first; from how many tokens a pass
+    on `guessing` ahead pays."""
 
     limit: str
     changes: tuple[Change, ...]
     left_out: tuple[LeftOut, ...]
+    guessing: tuple[WouldPay, ...] = ()
 
 
 def explain(
@@ -90,7 +93,9 @@ def explain(
         among = (*plan.layout.nodes, *(one.node for one in nearest))
         case = replace(case, options=replace(options, nodes=among))
     changes = sorted(case.changes(), key=lambda change: change.ratio)
-    return Explanation(limit_sentence(plan.layout, plan.prediction), tuple(changes), tuple(left))
+    limit = limit_sentence(plan.layout, plan.prediction)
+    guessing = would_pay(cluster, model, job, plan.layout, options.memory.guesses)
+    return Explanation(limit, tuple(changes), tuple(left), guessing)
 
 
 def limit_sentence(layout: Layout, prediction: Prediction) -> str:

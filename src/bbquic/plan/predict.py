@@ -189,8 +189,7 @@ def job_time(
     With trees a step commits E[a] tokens a row.
     """
     batch = min(layout.batch, job.sequences)
-    load = load_of(job, batch, layout.micro_batches, trees)
-    steady = _step(cluster, model, layout, load, layout.micro_batches, trees)
+    steady = steady_step(cluster, model, job, layout, trees)
     if steady == float("inf"):
         return Seconds(steady)
     refilled = (job.sequences - batch) * job.output / batch
@@ -207,6 +206,14 @@ def job_time(
     )
     first = _first_prompts(cluster, model, layout, batch * job.read, job.read_context, memory.pack_tokens)
     return Seconds(first + (refilled * steady + longest * tail) / trees.committed)
+
+
+def steady_step(
+    cluster: Cluster, model: ModelSizes, job: JobShape, layout: Layout, trees: Trees = PLAIN
+) -> Seconds:
+    """A step with as many prompt tokens beside decode rows as it takes to refill slots."""
+    load = load_of(job, layout.batch, layout.micro_batches, trees)
+    return Seconds(_step(cluster, model, layout, load, layout.micro_batches, trees))
 
 
 def _step(

@@ -63,6 +63,11 @@ def break_even_bandwidth(of: Passes) -> BytesPerSecond | None:
     return BytesPerSecond(of.batch * (of.guesses - of.committed) * of.hidden / saved)
 
 
+def tree_room(guesses: int) -> int:
+    """Cells beyond its tokens of a sequence whose trees have so many guesses, for them and their holes."""
+    return 3 * (guesses + 1) if guesses else 0
+
+
 def pays(committed: float, with_trees: Seconds, without: Seconds) -> bool:
     """Architecture §4: whether E[a] / step_spec > 1 / step_auto."""
     return committed * without > with_trees

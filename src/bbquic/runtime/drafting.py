@@ -14,7 +14,7 @@ from functools import partial
 
 from bbquic.draft.drafter import Ask, Drafter, Speculation
 from bbquic.draft.tree import DraftTree
-from bbquic.plan.speculation import TREE_TOKENS
+from bbquic.plan.speculation import TREE_TOKENS, tree_room
 from bbquic.runtime.drafters import TimedDrafter
 from bbquic.runtime.drafts import Drafts
 from bbquic.runtime.sequence import Sequence
@@ -209,11 +209,6 @@ class Drafting:
             self.stop(error)
         else:
             self.take(work, trees)
-
-
-def tree_room(guesses: int) -> int:
-    """Cells beyond its tokens of a sequence whose trees have so many guesses, for them and their holes."""
-    return 3 * (guesses + 1) if guesses else 0
 
 
 def _ask(sequence: Sequence, guesses: int) -> Ask | None:

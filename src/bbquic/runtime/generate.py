@@ -27,7 +27,6 @@ from bbquic.runtime.cluster import (
 )
 from bbquic.runtime.coordinator import Coordinator, CoordinatorOptions, JobLoop
 from bbquic.runtime.drafters import DraftOptions, TimedDrafter, make_drafter
-from bbquic.runtime.drafting import tree_room
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions, for_stage, make_plan
 from bbquic.runtime.memory import host_memory_free
@@ -35,10 +34,9 @@ from bbquic.runtime.monitor import Monitor
 from bbquic.runtime.observer import Recorder
 from bbquic.runtime.planning import USUAL_JOB, PlanningOptions, ask, best_plan, planned_layout, summary
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, ReadyHeader, Stage
-from bbquic.runtime.ranges import aligned
 from bbquic.runtime.remote import RemoteCoordinator
 from bbquic.runtime.scheduler import SchedulerOptions
-from bbquic.runtime.sizes import job_shape
+from bbquic.runtime.sizes import job_shape, with_trees
 from bbquic.runtime.source import RecordSource
 from bbquic.runtime.speculating import scheduler_of
 from bbquic.runtime.tasks import owned_tasks
@@ -210,7 +208,7 @@ async def generate(
         known = await asyncio.to_thread(
             lambda: job_shape(job, directory.tokenizer, directory.context_length, answers=before)
         )
-        shape = _with_trees(known or USUAL_JOB, options.drafting)
+        shape = with_trees(known or USUAL_JOB, options.drafting.most_guesses)
     drafter = await _drafter(directory, options, report)
     async with deployed(endpoint, nodes, model, options, report, shape) as ready:
         links, plan = ready.links, ready.plan
@@ -317,11 +315,6 @@ async def _drafter(directory: ModelDirectory, options: RunOptions, report: Repor
     if drafting.model is not None:
         report(f"loading the draft model {drafting.model.name}")
     return await asyncio.to_thread(make_drafter, drafting, directory, free=host_memory_free())
-
-
-def _with_trees(shape: JobShape, drafting: DraftOptions) -> JobShape:
-    """The same job, whose slots have room for trees."""
-    return replace(shape, slot=aligned(shape.slot + tree_room(drafting.most_guesses)))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from bbquic.model.directory import ModelDirectory
 from bbquic.model.manifest import Manifest
 from bbquic.model.shape import BYTES_PER_VALUE, kv_shape
 from bbquic.plan.cluster import JobShape, ModelSizes
+from bbquic.plan.speculation import tree_room
 from bbquic.runtime.job import JobFile
 from bbquic.runtime.lines import split_lines
 from bbquic.runtime.prefixes import shared_beginnings
@@ -25,6 +26,11 @@ from bbquic.units import Bytes
 
 SAMPLE = 256  # lines that are tokenised: a mean of so many is good to a few percent
 LONG = 0.9  # share of the lines that a slot has room for; those beyond wait for a range of their own length
+
+
+def with_trees(shape: JobShape, guesses: int) -> JobShape:
+    """The same job, whose slots have room for trees of so many guesses."""
+    return replace(shape, slot=aligned(shape.slot + tree_room(guesses)))
 
 
 def model_sizes(directory: ModelDirectory, manifest: Manifest, dtype: str) -> ModelSizes:
