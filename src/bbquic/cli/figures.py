@@ -81,7 +81,7 @@ def speeds(job: JobStatistics) -> list[str]:
         parts.append(f"{job.failed:,} failed")
     if job.skipped:
         parts.append(f"{job.skipped:,} had their answer")
-    if job.drafts is not None and job.drafts.tokens_a_pass is not None:
+    if job.drafts is not None and job.drafts.guesses and job.drafts.tokens_a_pass is not None:
         parts.append(f"{job.drafts.tokens_a_pass:.2f} tokens a pass")
     if job.first_tokens is not None:
         parts.append(f"first token {first_tokens(job.first_tokens)}")
@@ -150,7 +150,9 @@ def summary_lines(job: JobStatistics, answers: str, *, resumable: bool = True) -
 
 def drafts_in_words(drafts: Drafts, elapsed: Seconds) -> str:
     """What it came to: "1.84 tokens a pass, 1,234 of 4,000 guesses accepted (31 %), drafter busy 12 %"."""
-    accepted = share(drafts.accepted / drafts.guesses) if drafts.guesses else UNKNOWN
+    if not drafts.guesses:
+        return "no guesses were made"
+    accepted = share(drafts.accepted / drafts.guesses)
     guesses = f"{drafts.accepted:,} of {drafts.guesses:,} guesses accepted ({accepted})"
     busy = f"drafter busy {share(drafts.seconds / elapsed if elapsed > 0 else None)}"
     a_pass = UNKNOWN if drafts.tokens_a_pass is None else f"{drafts.tokens_a_pass:.2f}"
