@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bbquic.plan.cluster import AttentionCost, Curve, NodeProfile
 from bbquic.runtime.forecast import LEAST_STEPS, OFF, Forecast, load_of_pack, misjudged
-from bbquic.runtime.protocol import PackHeader, Row
+from bbquic.runtime.protocol import PackHeader, Row, Tree
 from bbquic.units import Bytes
 
 PROFILE = NodeProfile(
@@ -51,6 +52,16 @@ def test_a_stage_takes_its_blocks_and_its_ends(parts: list[tuple[int, int, bool]
     ends[True, True] = ends[True, False] + ends[False, True]
     for (embeds, heads), beside in ends.items():
         assert Forecast(PROFILE, blocks, embeds, heads)(pack) == pytest.approx(blocks * each + beside)
+
+
+def test_a_tree_is_a_chunk_whose_every_token_passes_the_head() -> None:
+    as_tree = Row(0, 1, 50, 3, True, None, Tree((0, 1, 2), (0, 0, 1)))
+    chunk, head = pack_of([(50, 3, False)]), pack_of([(0, 1, True)] * 3)
+    tree = replace(chunk, rows=(as_tree,))
+    rest = Forecast(PROFILE, 2, embeds=True, heads=False)
+    whole = Forecast(PROFILE, 2, embeds=True, heads=True)
+    assert rest(tree) == rest(chunk)
+    assert whole(tree) - rest(tree) == pytest.approx(whole(head) - rest(head))
 
 
 def test_a_profile_is_wrong_once_packs_take_far_more_or_less() -> None:

@@ -74,15 +74,19 @@ def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> 
     """The same where the CPU's attention runs beside the device's, with a pack's prompts in it.
 
     t_mlp(T) + max(t_attn^gpu((1 - α) b), t_attn^cpu(α b)) + t_attn^gpu(prompts); the sum of the two where
-    the device is that CPU.
+    the device is that CPU. A row's guesses look back together, as a prompt's tokens do.
     """
-    device = node.attention((1 - alpha) * load.decoded, load.context)
+    beside = node.attention_prompt or node.attention
+    guesses = load.decoded - load.rows
+    device = node.attention((1 - alpha) * load.rows, load.context)
+    if guesses > 0:
+        device += beside((1 - alpha) * guesses, load.context)
     host = 0.0
     if alpha > 0:
         if node.attention_host is None:
             raise ValueError(f"{node.name} does not compute attention in host memory")
         host = node.attention_host(alpha * load.decoded, load.context)
-    prompts = (node.attention_prompt or node.attention)(load.prompt_tokens, load.prompt_context)
+    prompts = beside(load.prompt_tokens, load.prompt_context)
     both = max(device, host) if node.host_beside else device + host
     return Seconds(node.mlp(load.tokens) + both + prompts)
 

@@ -15,7 +15,8 @@ LEAST_STEP = Seconds(1e-3)  # of computing: below, a step is what handling a pac
 
 
 def load_of_pack(pack: PackHeader) -> Load:
-    """A pack as the planner counts it: decode rows, and tokens of prompts beside them."""
+    """A pack as the planner counts it: decode rows, and tokens of prompts beside them. A tree's nodes look back
+    together, as a prompt's tokens do."""
     decode = [row for row in pack.rows if row.count == 1]
     chunks = [row for row in pack.rows if row.count > 1]
     prompt_tokens = sum(row.count for row in chunks)
@@ -41,7 +42,7 @@ class Forecast:
         """Seconds that the device should take for a pack."""
         load = load_of_pack(pack)
         block = overlapped_block_time(self.profile, load)
-        wanted = sum(row.wants_token for row in pack.rows)
+        wanted = sum(row.count if row.tree is not None else row.wants_token for row in pack.rows)
         embed = ends_time(self.profile, load, embeds=self.embeds, heads=False)
         head = ends_time(self.profile, Load(wanted, 0.0), embeds=False, heads=self.heads and wanted > 0)
         return Seconds(self.blocks * block + embed + head)
