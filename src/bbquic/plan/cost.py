@@ -78,9 +78,8 @@ def overlapped_block_time(node: NodeProfile, load: Load, alpha: float = 0.0) -> 
     """
     beside = node.attention_prompt or node.attention
     guesses = load.decoded - load.rows
-    device = node.attention((1 - alpha) * load.rows, load.context)
-    if guesses > 0:
-        device += beside((1 - alpha) * guesses, load.context)
+    roots = node.attention((1 - alpha) * load.rows, load.context)
+    device = roots + (beside((1 - alpha) * guesses, load.context) if guesses > 0 else 0.0)
     host = 0.0
     if alpha > 0:
         if node.attention_host is None:

@@ -15,8 +15,8 @@ LEAST_STEP = Seconds(1e-3)  # of computing: below, a step is what handling a pac
 
 
 def load_of_pack(pack: PackHeader) -> Load:
-    """A pack as the planner counts it: decode rows, and tokens of prompts beside them. A tree's nodes look back
-    together, as a prompt's tokens do."""
+    """A pack as the planner counts it: decode rows, and tokens of prompts beside them. Nodes of a tree look
+    back together, as a prompt's tokens do."""
     decode = [row for row in pack.rows if row.count == 1]
     chunks = [row for row in pack.rows if row.count > 1]
     prompt_tokens = sum(row.count for row in chunks)
