@@ -197,7 +197,7 @@ def on_nodes(parts: Sequence[str], report: Report, rounds: int, picture: Path | 
         if "real" in parts:
             report.note_real(list(break_even_points(nodes, directory, quick=quick)))
         for part, kind in GAINS.items():
-            if part in parts:
+            if part in parts and not (quick and part == "quoting"):  # the same as the other
                 found = gain(nodes, directory, kind, 1 if quick else rounds, quick=quick)
                 report.note_gain(part, found)
         if "completion" in parts:

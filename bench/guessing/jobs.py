@@ -16,7 +16,7 @@ from bench.guessing.nodes import RealNodes
 
 Kind = Literal["ordinary", "quoting"]
 RATE, ROUND_TRIP, BATCH = 125.0, 100.0, 4  # Mbit/s, ms, rows
-ANSWER = 64  # tokens at most
+ANSWER = 96  # tokens at most
 PROMPTS = 8  # of a job
 QUICK = 2
 

@@ -71,6 +71,7 @@ class Steady:
     def of(cls, work: Work, told: Told) -> Steady:
         behind = max(place for place, one in enumerate(told.passes) if one.reads) + 2
         whole = [one for one in told.passes[behind:] if one.rows == work.batch and not one.reads]
+        assert len(whole) > 1, f"of {len(told.passes)} passes {len(whole)} have all {work.batch} rows"
         drafting = told.drafts.seconds / len(told.passes)
         return cls(work.batch, whole, Seconds(drafting))
 
