@@ -10,15 +10,14 @@ from xml.sax.saxutils import escape
 from bbquic.model.directory import ModelDirectory
 from bench.common import median
 from bench.guessing.home import Mode, Told, Work
-from bench.guessing.jobs import BATCH, RATE, ROUND_TRIP, check_same_job, prompts
+from bench.guessing.jobs import BATCH, QUICK, QUICK_ROUND_TRIP, RATE, ROUND_TRIP, check_same_job, prompts
 from bench.guessing.nodes import RealNodes
 
 ANSWER = 96  # tokens at most
-QUICK = 2  # prompts
 MODES: tuple[Mode, ...] = ("off", "auto")
 NAMES = {"off": "without guesses", "auto": "with guesses where they pay"}
 COLOURS = {"off": "#ee8866", "auto": "#4477aa"}  # Paul Tol's
-WIDTH, HEIGHT, LEFT, TOP, GAP = 470, 300, 60, 70, 90  # pixels: of a panel, and around it
+WIDTH, HEIGHT, LEFT, TOP, GAP = 470, 300, 60, 96, 90  # pixels: of a panel, and around it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def completion(nodes: RealNodes, directory: ModelDirectory, *, quick: bool) -> d
     """
     pairs = zip(prompts(directory, "quoting"), prompts(directory, "ordinary"), strict=True)
     mixed = tuple(chain.from_iterable(pairs))
-    nodes.at(RATE, ROUND_TRIP)
+    nodes.at(RATE, QUICK_ROUND_TRIP if quick else ROUND_TRIP)
     told = {}
     for mode in MODES:
         work = Work(
