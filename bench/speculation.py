@@ -1,7 +1,8 @@
-"""When guessing ahead pays, and that it never costs: stand-ins on emulated links, simulations, and the paper.
+"""When guessing ahead pays, and that it never costs: stand-ins and a real model on emulated links,
+simulations, and the paper.
 
-`python -m bench.speculation [--only PART,...] [--rounds N] [--quick] [--bars]`. METHODOLOGY.md says what the
-figures mean.
+`python -m bench.speculation [--only PART,...] [--rounds N] [--quick] [--bars] [--picture PATH]`.
+METHODOLOGY.md says what the figures mean.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from bbquic.model.fetch import fetch_model
+from bbquic.model.registry import ModelMissing, resolve_model, user_cache
 from bench.common import append_result, median, print_bars, spread
 from bench.guessing.cells import (
     GUESSES,
@@ -25,14 +29,21 @@ from bench.guessing.cells import (
     predicted_crossing,
     ran,
 )
+from bench.guessing.completion import completion, draw
+from bench.guessing.completion import show as show_completion
+from bench.guessing.home import MODEL
+from bench.guessing.jobs import BATCH, RATE, ROUND_TRIP, Gain, Kind, gain
 from bench.guessing.never_slower import simulated
+from bench.guessing.nodes import RealNodes
 from bench.guessing.papers import everything, scan, show
+from bench.guessing.real import Found, break_even_points
 from bench.stand_in.cluster import Cluster
 from bench.wan import Link, WanUnavailable
 from bench.wan.hosts import check_available
 from bench.wire.cells import moderation
 
-PARTS = ("paper", "simulated", "break_even", "emulated")
+REAL = ("real", "gain", "quoting", "completion")  # by a real model on real nodes
+PARTS = ("paper", "simulated", "break_even", "emulated", *REAL)
 ADAPTING = (  # Mbit/s, ms, rows
     Place(20, 50, 32),
     Place(125, 100, 4),
@@ -40,6 +51,7 @@ ADAPTING = (  # Mbit/s, ms, rows
     Place(50, 50, 4),
 )
 PASSES = 2000  # of a simulated cell: a job of some minutes
+GAINS: dict[str, Kind] = {"gain": "ordinary", "quoting": "quoting"}
 START = 40  # passes of an emulated cell before those that count
 
 
@@ -49,6 +61,17 @@ class Report:
 
     measured: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+
+    def note_real(self, found: Sequence[Found]) -> None:
+        """Break-even points of a real model."""
+        self.measured["real_worst"] = max(one.error for one in found)
+        self.details["real"] = [asdict(one) for one in found]
+
+    def note_gain(self, part: str, found: Gain) -> None:
+        """What a job of real nodes gains by guessing where it pays."""
+        print("\n".join((f"{part}: {found}", *(f"  {reason}" for reason in found.decisions))), flush=True)
+        self.measured[f"{part}_{RATE:.0f}_{ROUND_TRIP:.0f}_{BATCH}"] = found.ratio
+        self.details[part] = asdict(found)
 
 
 def paper(report: Report, *, quick: bool) -> None:
@@ -162,11 +185,35 @@ def on_links(parts: Sequence[str], report: Report, rounds: int, *, quick: bool) 
             emulated(links, report, rounds)
 
 
+def on_nodes(parts: Sequence[str], report: Report, rounds: int, picture: Path | None, *, quick: bool) -> None:
+    """The parts by a real model. A quick run fetches none."""
+    cache = user_cache()
+    try:
+        directory = resolve_model(MODEL, cache) if quick else fetch_model(MODEL, cache, print)
+    except ModelMissing:
+        print(f"{MODEL} is not here: nothing by a real model")
+        return
+    with RealNodes() as nodes:
+        if "real" in parts:
+            report.note_real(list(break_even_points(nodes, directory, quick=quick)))
+        for part, kind in GAINS.items():
+            if part in parts and not (quick and part == "quoting"):  # the same as the other
+                found = gain(nodes, directory, kind, 1 if quick else rounds, quick=quick)
+                report.note_gain(part, found)
+        if "completion" in parts:
+            times = completion(nodes, directory, quick=quick)
+            print(show_completion(times), flush=True)
+            report.details["completion"] = {mode: asdict(one) for mode, one in times.items()}
+            if picture is not None:
+                picture.write_text(draw(times), encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.speculation", description=__doc__)
     parser.add_argument("--only", help=f"of {', '.join(PARTS)}: a,b")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="one small cell of each: does it start?")
+    parser.add_argument("--picture", type=Path, help="where the completion times are drawn, an SVG")
     parser.add_argument("--bars", action="store_true", help="check against bench/bars.toml; exit 1 if short")
     args = parser.parse_args(argv)
     parts = tuple(args.only.split(",")) if args.only else PARTS
@@ -181,6 +228,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             check_available()
             on_links(parts, report, args.rounds, quick=args.quick)
+        except WanUnavailable as error:
+            print(f"no emulated links here: {error}")
+    if set(REAL) & set(parts):
+        try:
+            check_available()
+            on_nodes(parts, report, args.rounds, args.picture, quick=args.quick)
         except WanUnavailable as error:
             print(f"no emulated links here: {error}")
     for bar, value in report.measured.items():
