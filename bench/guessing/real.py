@@ -141,29 +141,28 @@ class Found:
 
 
 def find(nodes: RealNodes, directory: ModelDirectory, point: Point, rounds: int) -> Found:
-    """Calibrate, then run with and without guesses in turn. Raises: AssertionError where a token differs."""
-
-    def run(mode: Mode) -> tuple[Told, Steady]:
-        work = point.work(directory, mode)
-        told = nodes.run(work)
-        return told, Steady.of(work, told)
-
-    nodes.at(None, 0)
-    costs = on_link(calibrated([run("off")[1], run("always")[1]]), point)
-    nodes.at(point.rate_mbps, point.rtt_ms)
-    ratios, rates, passes = [], [], []
+    """Without and with guesses, near and on the link, in turn. Raises: AssertionError where tokens differ."""
+    near: list[Steady] = []
+    pairs: list[tuple[Steady, Steady]] = []
     for _ in range(rounds):
-        (plain, off), (guessed, on) = run("off"), run("always")
-        check_equal(plain, guessed)
-        ratios.append(on.rate / off.rate)
-        rates.append(off.rate)
-        passes.append(on)
-    committed = median([one.committed for one in passes])
-    given = median([one.given for one in passes])
-    drafting = Line(median([one.drafting for one in passes]))
-    trees = Trees(given, given, committed, drafting)
+        near += _pair(nodes.at(None, 0), directory, point)
+        pairs.append(_pair(nodes.at(point.rate_mbps, point.rtt_ms), directory, point))
+    ratios = tuple(on.rate / off.rate for off, on in pairs)
+    committed = median([on.committed for _, on in pairs])
+    given = median([on.given for _, on in pairs])
+    trees = Trees(given, given, committed, Line(median([on.drafting for _, on in pairs])))
+    costs = on_link(calibrated(near), point)
     predicted = row_rate(costs, point.batch, 1, trees) / row_rate(costs, point.batch, 1, PLAIN)
-    return Found(point, median(ratios), tuple(ratios), predicted, committed, given, median(rates))
+    plain = median([off.rate for off, _ in pairs])
+    return Found(point, median(ratios), ratios, predicted, committed, given, plain)
+
+
+def _pair(nodes: RealNodes, directory: ModelDirectory, point: Point) -> tuple[Steady, Steady]:
+    """Without guesses and with them, on the link as it is."""
+    works = [point.work(directory, mode) for mode in ("off", "always")]
+    plain, guessed = (nodes.run(work) for work in works)
+    check_equal(plain, guessed)
+    return Steady.of(works[0], plain), Steady.of(works[1], guessed)
 
 
 def break_even_points(nodes: RealNodes, directory: ModelDirectory, *, quick: bool) -> Iterator[Found]:

@@ -90,7 +90,7 @@ def test_replays_of_offload_run_where_there_can_be_a_network() -> None:
 
 def test_speculation_is_measured_in_small() -> None:
     command = [sys.executable, "-m", "bench.speculation", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "simulated_least: " in done.stdout
     assert "speed_up_worst: " in done.stdout or "no emulated links here" in done.stdout
