@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bbquic.plan.acceptance import Acceptance, Outcome
 from bbquic.plan.controller import Line, Measured, StageFigures
 from bbquic.plan.simulate_speculation import Fixed, Played, chain, fixed_time, simulate_guessing
-from bbquic.plan.speculation import PLAIN, Trees, pays, row_rate, step_with_trees, with_trees
+from bbquic.plan.speculation import PLAIN, TREE_TOKENS, Trees, pays, row_rate, step_with_trees, with_trees
 from bbquic.plan.speculator import LEVELS, Situation, Speculator, forecasts
 from bbquic.units import BytesPerSecond, Seconds
 
@@ -140,6 +140,31 @@ def test_trials_cost_a_small_share_of_the_time_where_nothing_is_ever_right() -> 
     took = sum(step_with_trees(measured, 8, 1, Trees(guesses, guesses)) for guesses in used)
     assert took <= 1.01 * len(used) * plain
     assert any(used[1000:]), "it is tried now and then"
+
+
+@given(
+    count=st.integers(1, 5),
+    seen=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40), st.sampled_from([0, 1, 2])), max_size=60),
+    rate=st.floats(0, 1),
+)
+def test_what_is_known_of_a_pipeline_may_change_from_one_look_to_the_next(
+    count: int, seen: list[tuple[int, int, int]], rate: float
+) -> None:
+    """A link's rate becomes known, a stage is found, micro-batches come and go."""
+    whole = pipeline(50)
+    unknown = replace(whole, stages=(replace(whole.stages[0], rate=None), whole.stages[1]))
+    known = [Measured(whole.stages[:1], whole.latency), unknown, whole]
+    now = whole
+    speculator, rng = Speculator(lambda: Situation(now, count)), random.Random(1)
+    for micro_batch, rows, which in seen:
+        now = known[which]
+        guesses = speculator.guesses(micro_batch, rows)
+        assert rows * guesses <= TREE_TOKENS
+        right = sum(takewhile(bool, (rng.random() < rate for _ in range(guesses))))
+        for _ in range(rows if guesses else 0):
+            speculator.saw(Outcome.of_path(guesses, guesses, guesses, range(right + 1)))
+        speculator.noted(micro_batch, rows, guesses, rows * (1 + right))
+        speculator.decisions()
 
 
 def test_changes_have_reasons_with_figures() -> None:

@@ -208,8 +208,7 @@ class Speculator:
     def _look(self, micro_batch: int, count: int) -> None:
         """Add what each change would gain, and make the best that is proven: about once a step whether all
         should do alike, and each time whether this one should do other than they."""
-        latest = self._turn - PRESENT * count
-        present = {number: one for number, one in self._states.items() if one.found and one.turn > latest}
+        present = self._present(micro_batch, count)
         levels = [level for level in self._levels if all(level in one.found for one in present.values())]
         now = together([one.found[one.level] for one in present.values()])
         if micro_batch == min(present):
@@ -229,6 +228,15 @@ class Speculator:
             if best is not None and best != state.level:
                 self._change(f"micro-batch {micro_batch}", state, best)
                 state.level = best
+
+    def _present(self, micro_batch: int, count: int) -> dict[int, _State]:
+        """Those that asked lately, of the same resources as this one: a link may have been unknown then."""
+        latest, resources = self._turn - PRESENT * count, len(self._states[micro_batch].found[0].times)
+        return {
+            number: one
+            for number, one in self._states.items()
+            if one.found and one.turn > latest and len(one.found[0].times) == resources
+        }
 
     def _change(self, whose: str, state: _State, level: int) -> None:
         self._reasons.append(_reason(whose, state.level, level, state.found))
