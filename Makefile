@@ -17,11 +17,12 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help demo test test-slow lint clean
+.PHONY: help demo test test-benches test-slow lint clean
 
 help:
 	@echo "make demo   answer $(PROMPTS) with a real model on three local nodes"
 	@echo "make test   all checks and tests"
+	@echo "make test-benches   every bench starts, at its smallest size"
 	@echo "make test-slow   the tests that take longer than the default suite allows"
 	@echo "make lint   the checks only: ruff, mypy, import-linter"
 	@echo "make clean  remove the environment, caches and the demo's answers"
@@ -35,6 +36,10 @@ demo: $(INSTALLED)
 test: lint
 	@echo "test: pytest"
 	@$(BIN)/python -m pytest
+
+test-benches: $(INSTALLED_DEV)
+	@echo "test-benches: pytest -m starts"
+	@$(BIN)/python -m pytest -m starts
 
 test-slow: $(INSTALLED_DEV)
 	@echo "test-slow: pytest -m slow"

@@ -1,9 +1,7 @@
-"""Every bench starts, at its smallest size; what it measures there means nothing."""
+"""What a GPU is checked with, on a CPU; and bars."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,92 +22,12 @@ from bench.gpu_check import (
 from transformers import AutoModelForCausalLM
 
 from bbquic.model.directory import ModelDirectory
-from bbquic.model.fetch import fetch_model
-from bbquic.model.registry import user_cache
 from bbquic.runtime.device import HostDevice
 from bbquic.runtime.timing import Mark
 from late_bus import LateBus
 from tiny_model import make_tiny_llama
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.mark.real_model
-def test_generate_runs_and_checks_its_bars() -> None:
-    fetch_model("smollm2-135m", user_cache(), print)
-    command = [sys.executable, "-m", "bench.generate", "--quick", "--bars"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 1, done.stderr  # the sizes that the bars are for were not measured
-    assert "decode_batch_32_vs_transformers - >=0.8 short" in done.stdout
-    assert "decode_batch_2_vs_transformers:" in done.stdout
-
-
-def test_transport_runs_and_prints_its_bars() -> None:
-    command = [sys.executable, "-m", "bench.transport", "--quick", "--bars"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode in (0, 1), done.stderr  # what so small a run measures means nothing
-    for bar in ("loopback_bulk_vs_stock", "loopback_send_cpu_vs_stock", "loopback_receive_cpu_vs_stock"):
-        assert f"{bar}: " in done.stdout
-
-
-def test_replay_runs_where_there_can_be_a_network() -> None:
-    command = [sys.executable, "-m", "bench.replay", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "step_falcon_7b_E3: " in done.stdout or "no emulated links here" in done.stdout
-
-
-def test_codecs_are_compared_in_small() -> None:
-    command = [sys.executable, "-m", "bench.codec", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "bf16    4 rows REC" in done.stdout
-
-
-def test_the_kv_store_s_parts_are_measured_in_small() -> None:
-    command = [sys.executable, "-m", "bench.kv", "--quick", "--bars"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode in (0, 1), done.stderr  # what so small a run measures means nothing
-    for figure in ("alpha_worst", "attention_vs_dense", "compaction_step", "memory_error"):
-        assert f"{figure}: " in done.stdout
-
-
-def test_replays_of_the_codec_run_where_there_can_be_a_network() -> None:
-    command = [sys.executable, "-m", "bench.replay_codec", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "switch against" in done.stdout or "no emulated links here" in done.stdout
-
-
-def test_replays_of_offload_run_where_there_can_be_a_network() -> None:
-    command = [sys.executable, "-m", "bench.replay_offload", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "per $/h; paper 49.8 to 58.9" in done.stdout or "no emulated links here" in done.stdout
-
-
-def test_speculation_is_measured_in_small() -> None:
-    command = [sys.executable, "-m", "bench.speculation", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "simulated_least: " in done.stdout
-    assert "speed_up_worst: " in done.stdout or "no emulated links here" in done.stdout
-    lacks = ("no emulated links here", "is not here")
-    assert "gain_125_100_4: " in done.stdout or any(one in done.stdout for one in lacks)
-
-
-def test_the_planner_s_bench_runs_where_there_can_be_a_network() -> None:
-    command = [sys.executable, "-m", "bench.planner", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "prediction_worst: " in done.stdout or "no emulated links here" in done.stdout
-
-
-def test_gpu_check_starts_and_says_whether_it_could_check_anything() -> None:
-    command = [sys.executable, "-m", "bench.gpu_check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing was checked" in done.stdout or "tokens: ok" in done.stdout
 
 
 def test_what_gpu_check_generates_is_what_transformers_chooses(tmp_path: Path) -> None:
