@@ -1,7 +1,7 @@
 """A distilled draft on disk: its own blocks, and which target's embedding, head and tokenizer it goes with.
 
     config.json         the target's, with as many blocks as the draft has
-    draft.json          what is not here and must be the target's: by name, sha256 of its bytes as stored there
+    draft.json          what is not here and must be the target's: by name, sha256 of its bytes there
     model.safetensors   blocks and norm: vectors as F32; a matrix [out, in] as I8, with NAME.scale F32 [out]
 
 A row's values are the bytes times its scale. Neither embedding nor head nor tokenizer is stored again: they
@@ -43,15 +43,15 @@ class Distilled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self, draft: ModelDirectory, target: ModelDirectory) -> None:
         """Raises: ModelError naming the first thing that `target` does not have, or has otherwise."""
         found = manifest_of(target, [*self.shared])
-        other = ModelError(
-            f"the draft model {draft.name} was distilled from {self.target}, and {target.name} is another model",
-            hint="distil one from it: bbquic draft distill --model …",
-        )
+        differs = [name for name, digest in self.shared.items() if found.tensors[name].sha256 != digest]
         if found.tokenizer != self.tokenizer:
-            raise ModelError(f"{other}: its tokenizer.json differs", hint=other.hint)
-        for name, digest in self.shared.items():
-            if found.tensors[name].sha256 != digest:
-                raise ModelError(f"{other}: its {name} differs", hint=other.hint)
+            differs.insert(0, "tokenizer.json")
+        if differs:
+            raise ModelError(
+                f"the draft model {draft.name} was distilled from {self.target}, and {target.name} is "
+                f"another model: its {differs[0]} differs",
+                hint="`bbquic draft distill --model` makes one for it",
+            )
 
 
 def read_distilled(draft: ModelDirectory) -> Distilled | None:
@@ -88,7 +88,7 @@ def load_distilled(
 
 
 def read_own(file: Path, needed: Mapping[str, Shape]) -> dict[str, torch.Tensor]:
-    """float32 values of what a draft stores. Raises: ModelError naming a tensor that is not as it should be."""
+    """float32 values of what a draft stores. Raises: ModelError naming one that is not as it should be."""
     header = read_header(file)  # which refuses a file that contradicts itself
     for name, shape in needed.items():
         stored = header.get(name)

@@ -156,9 +156,8 @@ class Trainer:
         size = self._options.batch
         batches: list[list[int]] = []
         for start in range(0, len(places), WINDOW * size):
-            window = sorted(
-                places[start : start + WINDOW * size], key=lambda p: (self._lessons.lengths[p], p)
-            )
+            window = places[start : start + WINDOW * size]
+            window.sort(key=lambda place: (self._lessons.lengths[place], place))
             batches += (window[first : first + size] for first in range(0, len(window), size))
         shuffled = torch.randperm(len(batches), generator=generator).tolist()
         return [batches[index] for index in shuffled]
