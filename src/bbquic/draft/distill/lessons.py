@@ -86,6 +86,11 @@ class Lessons(Sequence[Lesson]):
         file, number = self._places[place]
         return file.lesson(number)
 
+    def tokens(self, place: int) -> torch.Tensor:
+        """Of a lesson [T] int32, without its hidden states."""
+        file, number = self._places[place]
+        return file.tokens(number)
+
     def is_held_out(self, place: int) -> bool:
         """See `corpus.is_held_out`."""
         file, number = self._places[place]
@@ -115,15 +120,19 @@ class _File:
         start, end = self._span(number)
         return int(end - start)
 
+    def tokens(self, number: int) -> torch.Tensor:
+        start, end = self._span(number)
+        found: torch.Tensor = self._tokens[start:end]
+        return found
+
     def given(self, number: int) -> list[int]:
         """Tokens of the passage."""
-        start, _ = self._span(number)
-        tokens: list[int] = self._tokens[start : start + self.answers[number]].tolist()
-        return tokens
+        given: list[int] = self.tokens(number)[: self.answers[number]].tolist()
+        return given
 
     def lesson(self, number: int) -> Lesson:
         start, end = self._span(number)
-        return Lesson(self._tokens[start:end], self._hidden[start:end], self.answers[number])
+        return Lesson(self.tokens(number), self._hidden[start:end], self.answers[number])
 
 
 def _groups(passages: Sequence[Passage]) -> Iterator[list[Passage]]:

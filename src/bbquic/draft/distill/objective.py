@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,11 +80,11 @@ def loss(student: Student, batch: Batch, words: Words) -> torch.Tensor:
     return (each * weights).sum() / weights.sum()
 
 
-def common_tokens(lessons: Sequence[Lesson], vocabulary: int) -> torch.Tensor:
-    """The `COMMON` most frequent tokens of lessons, of equal ones the lower."""
+def common_tokens(texts: Iterable[torch.Tensor], vocabulary: int) -> torch.Tensor:
+    """The `COMMON` most frequent tokens of texts [T], of equal ones the lower."""
     counts = torch.zeros(vocabulary, dtype=torch.int64)
-    for one in lessons:
-        counts += torch.bincount(one.tokens.long(), minlength=vocabulary)
+    for one in texts:
+        counts += torch.bincount(one.long(), minlength=vocabulary)
     return counts.argsort(descending=True, stable=True)[:COMMON]
 
 

@@ -49,7 +49,7 @@ class Teacher:
     def lessons(self, prompts: Sequence[Sequence[int]], most: int) -> list[Lesson]:
         """Each prompt and its greedy answer, up to an end token or `most` tokens; with 0 it is only read.
 
-        An answer's newest token is not among a lesson's: nothing was computed behind it.
+        The end token is not among a lesson's: nothing is computed behind it.
         """
         capacity = max(map(len, prompts)) + most
         capacity += -capacity % CELL_ALIGNMENT

@@ -59,7 +59,7 @@ class Trainer:
         self._places = [place for place in range(len(lessons)) if not lessons.is_held_out(place)]
         if not self._places:
             raise ConfigError("there is nothing to train on beside what is held out")
-        self._common = common_tokens([lessons[place] for place in self._places], len(student.head))
+        self._common = common_tokens(map(lessons.tokens, self._places), len(student.head))
         self._parameters = student.trained()
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=options.rate, betas=BETAS, weight_decay=DECAY
