@@ -133,6 +133,14 @@ def make_cluster_view(source: ClusterSource) -> View:
     return LiveView(lambda width: draw_cluster(source(), width), console)
 
 
+def make_lines_view(lines: Callable[[], list[str]]) -> View:
+    """A view of some lines that change, as it suits standard error."""
+    console = make_console()
+    if not sys.stderr.isatty() or console.is_dumb_terminal:
+        return PlainView(lines, sys.stderr)
+    return LiveView(lambda width: Group(*(Text(one) for one in lines())), console)
+
+
 @asynccontextmanager
 async def showing(view: View) -> AsyncIterator[None]:
     """Run a view beside the body; when the body ends, however it does, the terminal is restored."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from bbquic.draft.distilled import load_distilled, read_distilled
 from bbquic.draft.small import ModelDrafter, ModelDrafterOptions
 from bbquic.errors import ModelError
 from bbquic.model.blocks import StageModel
@@ -22,10 +23,13 @@ def load_drafter(
 ) -> ModelDrafter:
     """The model of `draft` as a drafter for `target`, on this machine's CPU, within `free` bytes of memory.
 
-    Raises: ModelError, naming the first difference, where tokenizers differ; with the figures, where memory
-    is short; as loading does.
+    A distilled one takes its ends and its tokenizer from the target's directory. Raises: ModelError, naming
+    the first difference, where tokenizers differ or it was distilled from another model; with the figures,
+    where memory is short; as loading does.
     """
-    refuse_other_tokenizer(draft, target)
+    distilled = read_distilled(draft)
+    if distilled is None:
+        refuse_other_tokenizer(draft, target)
     blocks = range(draft.blocks)
     needed = tensors_for(draft.spec, draft.config, blocks, embeds=True, heads=True)
     weights = sum(torch.Size(shape).numel() for shape in needed.values()) * DTYPE.itemsize
@@ -34,7 +38,10 @@ def load_drafter(
             f"the draft model {draft.name} needs {weights:,} bytes for its weights; {free:,} are free here",
             hint="use a smaller one, or --draft ngram",
         )
-    tensors = load_tensors(draft, needed, DTYPE, torch.device("cpu"))
+    if distilled is None:
+        tensors = load_tensors(draft, needed, DTYPE, torch.device("cpu"))
+    else:
+        tensors = load_distilled(draft, distilled, target, needed, DTYPE)
     model = StageModel(draft.spec, draft.config, tensors, blocks=blocks, embeds=True, heads=True)
     return ModelDrafter(
         model,

@@ -1,0 +1,1 @@
+"""A tiny draft model out of some blocks of its target, trained on what the target says."""
