@@ -29,7 +29,7 @@ def random_tensors(
         "mlp.0.weight": 0.3 * matrix(HIDDEN, 3),
         "mlp.0.bias": matrix(HIDDEN),
         "mlp.1.weight": 3 * matrix(1, HIDDEN),
-        "mlp.1.bias": matrix(1) + 1,
+        "mlp.1.bias": matrix(1) + 2,
     }
 
 

@@ -53,8 +53,8 @@ def test_tokens_with_a_pruner_are_those_without_whatever_the_threshold(
             said = {line: tokens_of(one, END) for line, one in alone.items()}
             for nodes, micro_batches, threshold, kept in (
                 (2, 2, 0.0, None),
-                (3, 1, 0.4, 6),
-                (2, 4, 0.6, None),
+                (3, 1, 0.2, 9),
+                (2, 4, 0.7, None),
             ):
                 one = Setting("liar", 12, kept is not None, nodes, micro_batches, 0.0, temperature)
                 pruning = PruneOptions(tmp_path / NAME, threshold)
@@ -75,7 +75,7 @@ def test_tokens_with_a_pruner_are_those_without_whatever_the_threshold(
 
     run(main)
     assert shares[0] == 0, "every score is at least 0"
-    assert shares[0] < shares[1] < shares[2] < 1, "and some guesses pass"
+    assert shares[0] < shares[1] < shares[2] < 1, shares
 
 
 def test_a_node_refuses_a_pruner_that_is_none_or_anothers_and_serves_the_next_plan(model: Path) -> None:
