@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bbquic import __version__
-from bbquic.cli import certs, generate, model, node, plan, top
+from bbquic.cli import certs, draft, generate, model, node, plan, top
 from bbquic.cli.render import print_error
 from bbquic.errors import BBQuicError
 
@@ -27,6 +27,7 @@ app.command("plan")(plan.plan)
 app.command("top")(top.top)
 app.add_typer(certs.app, name="certs", help="Make and show this machine's key.")
 app.add_typer(model.app, name="model", help="Get and inspect models.")
+app.add_typer(draft.app, name="draft", help="Train drafts and pruners for a model.")
 
 
 def _version(wanted: bool) -> None:
