@@ -43,9 +43,10 @@ def ask(key: int, token: int, guesses: int = 4) -> Ask:
 
 def test_a_watched_drafter_drafts_as_before_and_tells_what_it_was_asked_gave_and_got_right() -> None:
     drafter = Same()
-    watched = WatchedDrafter(drafter, 2)
+    watched = WatchedDrafter(drafter)
     trees = watched.draft([ask(1, 2), ask(2, 3)])
     assert trees == drafter.draft([ask(1, 2), ask(2, 3)])
+    watched.passed(1, 2)
     watched.learn(1, trees[0], (0, 1, 2))
     found = watched.outcomes()
     assert [(one.asked, one.given, one.kept, one.right) for one in found] == [

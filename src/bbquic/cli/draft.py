@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbquic.cli.figures import duration, share
+from bbquic.cli.pruner import train_pruner
 from bbquic.cli.render import make_lines_view, print_note, showing
 from bbquic.errors import ConfigError
 from bbquic.model.fetch import fetch_model
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # torch takes seconds, and `--help` none
 INTERRUPTED = 130
 DTYPES = ("float32", "bfloat16")
 
-app = typer.Typer(help="Make drafts for speculation.", no_args_is_help=True)
+app = typer.Typer(help="Make what guesses ahead for a model.", no_args_is_help=True)
+app.command("train-pruner")(train_pruner)
 
 
 @app.command()

@@ -32,6 +32,7 @@ from bbquic.runtime.layout import CoordinatorPlace, LayoutOptions
 from bbquic.runtime.local import LocalTurns, local_nodes
 from bbquic.runtime.memory import host_memory_free
 from bbquic.runtime.planning import PlanningOptions, ways_of
+from bbquic.runtime.pruner_choice import PruneOptions
 from bbquic.runtime.record import Defaults
 from bbquic.runtime.scheduler import DEPTH
 from bbquic.runtime.telemetry import JobStatistics
@@ -126,6 +127,17 @@ def generate(
         str | None, typer.Option(help="A small model with the same tokenizer that guesses, on this machine.")
     ] = None,
     guesses: Annotated[int, typer.Option(min=1, help="Guesses for a sequence and step at most.")] = GUESSES,
+    prune: Annotated[
+        bool, typer.Option("--prune/--no-prune", help="Drop poor guesses behind the first stage.")
+    ] = True,
+    pruner: Annotated[
+        Path | None,
+        typer.Option(help="What `bbquic draft train-pruner` made. Default: the one found for the model."),
+    ] = None,
+    prune_threshold: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Retention score below which a guess is dropped. Default: its own."),
+    ] = None,
     always_guess: Annotated[bool, typer.Option(help="Guess whether it pays or not, to compare.")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="For lines that do not say.")] = 256,
@@ -163,7 +175,12 @@ def generate(
         here = trace is not None or drafting.model is not None
         planning = planning_options(layout, batch, microbatches, cluster.nodes, here=here)
     options = RunOptions(
-        layout=layout, prefill_tokens=prefill_tokens, trace=trace, planning=planning, drafting=drafting
+        layout=layout,
+        prefill_tokens=prefill_tokens,
+        trace=trace,
+        planning=planning,
+        drafting=drafting,
+        pruning=PruneOptions(pruner, prune_threshold, is_on=prune),
     )
     held = open_model(model)
     take_short_turns()

@@ -65,6 +65,12 @@ class StageModel:
             self._norm.weight = nn.Parameter(tensors[spec.weights.norm], requires_grad=False)
         self._rotary = load_class(spec.classes.rotary_embedding)(config=config).to(self.device)
 
+    @property
+    def embedding(self) -> torch.Tensor:
+        """[V, D], of a model that embeds."""
+        assert self._embedding is not None, "only the first stage embeds"
+        return self._embedding
+
     def check_tokens(self, tokens: torch.Tensor) -> None:
         """Look at ids [T] while they are on the host. Raises: ModelError for one outside the vocabulary."""
         assert self._embedding is not None, "only the first stage embeds"

@@ -291,7 +291,7 @@ class Coordinator:
         done: Items[Outcome] | None
         try:
             if header.lost is None:
-                done = scheduler.take_tokens(*place, header.tokens, header.paths)
+                done = scheduler.take_tokens(*place, header.tokens, header.paths, header.reached)
             else:
                 done = scheduler.lose(*place, header.lost)
         except ValueError as error:
@@ -301,7 +301,8 @@ class Coordinator:
         left, pack = self._launched.pop(place)
         if header.lost is None and len(header.timings) == len(self.stages):
             took = Seconds(came - left)
-            scheduler.pace.record(len(pack.tokens), took, header.timings, pack.onward_tokens)
+            onward = pack.onward_tokens(header.reached)
+            scheduler.pace.record(len(pack.tokens), took, header.timings, onward)
         self.observer.answered(header, size, came)
         self.observer.spend(Seconds(asyncio.get_running_loop().time() - came))
         self.counters.generated_tokens = scheduler.generated

@@ -88,6 +88,10 @@ class TimedDrafter:
         """See `Drafter.forget`."""
         self._drafter.forget(key)
 
+    def passed(self, key: int, kept: int) -> None:
+        """Of the sequence's tree that is learnt next `kept` guesses went on from the first stage. It may be
+        said in another thread than the drafter's."""
+
 
 def ngram_drafter() -> TimedDrafter:
     return TimedDrafter(NgramDrafter())

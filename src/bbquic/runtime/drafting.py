@@ -74,13 +74,15 @@ class Drafting:
         self._told: list[Callable[[], None]] = []
         self._words: deque[str] = deque(maxlen=1)
         self._timed = drafter if isinstance(drafter, TimedDrafter) else None
-        self._rows = self._tokens = self._guesses = self._accepted = 0
+        self._rows = self._tokens = self._guesses = self._accepted = self._dropped = 0
 
     @property
     def words(self) -> tuple[str, ...]:
         """What was decided of late about guessing, and why none is made any more."""
         decided = () if self._speculation is None or self._drafter is None else self._speculation.decisions()
-        return (*decided, *self._words)
+        share = self._dropped / max(1, self._guesses)
+        pruned = (f"of {self._guesses:,} guesses the first stage dropped {share:.0%}",) if share else ()
+        return (*decided, *pruned, *self._words)
 
     @property
     def drafts(self) -> Drafts:
@@ -173,9 +175,13 @@ class Drafting:
             return None
         return tree.heaviest(self._kept)
 
-    def learn(self, sequence: Sequence, tree: DraftTree, path: Items[int]) -> None:
+    def learn(self, sequence: Sequence, tree: DraftTree, path: Items[int], kept: int) -> None:
+        """What was accepted of a tree, of which `kept` guesses went on from the first stage."""
         self._guesses += tree.guesses
         self._accepted += len(path) - 1
+        self._dropped += tree.guesses - kept
+        if self._timed is not None:
+            self._timed.passed(sequence.key, kept)
         if self._drafter is not None:
             self._tell(partial(self._drafter.learn, sequence.key, tree, tuple(path)))
 

@@ -34,6 +34,7 @@ from bbquic.runtime.monitor import Monitor
 from bbquic.runtime.observer import Recorder
 from bbquic.runtime.planning import USUAL_JOB, PlanningOptions, ask, best_plan, planned_layout, summary
 from bbquic.runtime.protocol import DescriptionHeader, PlanHeader, ReadyHeader, Stage
+from bbquic.runtime.pruner_choice import PruneOptions, with_pruner
 from bbquic.runtime.remote import RemoteCoordinator
 from bbquic.runtime.scheduler import SchedulerOptions
 from bbquic.runtime.sizes import job_shape, with_trees
@@ -63,6 +64,7 @@ class RunOptions:
     trace: Path | None = None  # where a Chrome trace of the run goes
     planning: PlanningOptions | None = None  # None: the nodes as given, split by weight
     drafting: DraftOptions = field(default_factory=DraftOptions)
+    pruning: PruneOptions = field(default_factory=PruneOptions)
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for what a coordinator on another machine cannot do."""
@@ -171,6 +173,8 @@ async def deployed(
             placed = await _planned(placed, nodes, model, job, planning, report)
         layout = placed.layout
         plan = make_plan(new_job_id(), model.directory, model.manifest, placed.descriptions, layout)
+        if options.drafting.is_on or options.pruning.file is not None:
+            plan = with_pruner(plan, model.directory, model.manifest, options.pruning, report)
         links = tuple(map(StageLink, plan.stages, placed.channels))
         plans = [for_stage(plan, link.stage, model.directory) for link in links]
         failed = True

@@ -270,7 +270,7 @@ class Lanes:
             job.output = output = self._worker.stage_out(job.pack, computed)
             if output.tokens is None:
                 assert self._outgoing is not None, "only the last stage has tokens"
-                job.onward = onward(job.pack)
+                job.onward = onward(output.pruned or job.pack)
                 job.frame = self._outgoing.encode(job.onward, output.body, is_alone=self._inside == 1)
             job.encoded = time.monotonic()
             job.times = (

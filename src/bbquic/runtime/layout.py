@@ -132,9 +132,10 @@ def _head_weight(directory: ModelDirectory, manifest: Manifest) -> float:
 
 
 def for_stage(plan: PlanHeader, stage: Stage, directory: ModelDirectory) -> PlanHeader:
-    """The plan as one node gets it: of the manifest, what its stage is made of."""
+    """The plan as one node gets it: of the manifest, what its stage is made of; the pruner is the first's."""
     names = _tensors_of(plan, stage, directory)
-    return msgspec.structs.replace(plan, manifest=plan.manifest.only(names))
+    pruner = plan.pruner if stage == plan.stages[0] else None
+    return msgspec.structs.replace(plan, manifest=plan.manifest.only(names), pruner=pruner)
 
 
 def _with_arena(

@@ -23,6 +23,7 @@ from bbquic.plan.cost import StageMemory
 from bbquic.runtime.machine import Machine
 from bbquic.runtime.memory import is_out_of_memory
 from bbquic.runtime.protocol import PlanHeader, Stage
+from bbquic.runtime.pruning import Pruning, pruner_bytes, pruner_part
 from bbquic.runtime.reserve import Have, least_cells, refusal, stage_memory
 from bbquic.runtime.sequence import TextStreamFactory
 from bbquic.runtime.stage import ModelWorker, StageWorker
@@ -82,12 +83,20 @@ class DiskLoader:
         directory = self._store.open(plan.model, report)
         model = self._model(directory, plan, stage, report, embeds=embeds, heads=heads)
         report("reserving memory")
-        need = stage_memory(directory, plan, stage, model.nbytes)
+        part = pruner_part(plan, directory) if embeds and not heads else None
+        beside = pruner_bytes(part, directory)
+        need = stage_memory(directory, plan, stage, Bytes(model.nbytes + beside))
         self._check_memory(plan, stage, need)
         try:
             arena = self._arena(plan, stage, model)
             worker = ModelWorker(
-                stage, model, arena, embeds=embeds, heads=heads, memory_free=self._machine.memory_free
+                stage,
+                model,
+                arena,
+                embeds=embeds,
+                heads=heads,
+                memory_free=self._machine.memory_free,
+                pruning=Pruning.of(plan, part, model),
             )
             worker.reserve(need.workspace, need.buffers)
         except (RuntimeError, MemoryError) as error:

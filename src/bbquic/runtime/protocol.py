@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from bbquic.kv.ranges import MAX_TIERS, SlotRange, Tiers
-from bbquic.model.manifest import Manifest
+from bbquic.model.manifest import Manifest, Sha256
 from bbquic.model.sampling import Sampling
 from bbquic.plan.cluster import COMMAND
 from bbquic.runtime.profile import WireProfile
@@ -37,11 +37,13 @@ MAX_STAGES = 256
 MAX_MICRO_BATCHES = 1024
 MAX_DEPTH = 64
 MAX_TREE = 1024  # nodes of a draft tree
+MAX_PRUNER = 8 << 20  # bytes
 
 MAX_TOKENS = 2**16  # of one pack's answers
 
 NodeId = Annotated[int, Meta(ge=0, lt=2**16)]
 Path = Annotated[tuple[NodeId, ...], Meta(min_length=1, max_length=MAX_TREE)]
+Nodes = Annotated[int, Meta(ge=1, le=MAX_TREE)]
 
 
 class WireSampling(Struct, frozen=True, array_like=True):
@@ -196,7 +198,8 @@ class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
     """TOKENS: the answers of a pass, one token for each row that wanted one, in row order.
 
     A row with a tree has one for each node of its accepted path, which are in `paths`: ids from the root on,
-    a path for each such row, in row order. Where the pack was `lost` there are none.
+    a path for each such row, in row order; `reached` has the number of each tree's nodes that came to the
+    last stage, the root included. Where the pack was `lost` there are none.
     """
 
     job: JobId
@@ -207,12 +210,17 @@ class TokensHeader(Struct, frozen=True, forbid_unknown_fields=True):
     timings: Annotated[tuple[StageTiming, ...], Meta(max_length=MAX_STAGES)] = ()
     lost: Lost | None = None
     paths: Annotated[tuple[Path, ...], Meta(max_length=MAX_ROWS)] = ()
+    reached: Annotated[tuple[Nodes, ...], Meta(max_length=MAX_ROWS)] = ()
 
     def __post_init__(self) -> None:
-        if self.lost is not None and (self.tokens or self.paths):
+        if self.lost is not None and (self.tokens or self.paths or self.reached):
             raise ValueError("a pack that is lost has no tokens")
         if any(path[0] != 0 or not _rises(path) for path in self.paths):
             raise ValueError("a path begins at the root, and leads from parents to children")
+        if len(self.reached) != len(self.paths):
+            raise ValueError(f"{len(self.reached)} numbers of nodes for {len(self.paths)} paths")
+        if any(count < len(path) for count, path in zip(self.reached, self.paths, strict=True)):
+            raise ValueError("a path has nodes that did not reach the last stage")
 
 
 class Stage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,6 +240,14 @@ class Stage(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.node} (blocks {self.first}-{self.stop - 1})"
 
 
+class WirePruner(Struct, frozen=True, forbid_unknown_fields=True):
+    """By what the first stage prunes draft trees: a pruner for the depth of its blocks (`draft.pruner`)."""
+
+    data: Annotated[bytes, Meta(min_length=1, max_length=MAX_PRUNER)]  # safetensors
+    embedding: Sha256  # of the tensor that it was trained with
+    threshold: Annotated[float, Meta(ge=0, le=1)]  # retention scores below it drop a node
+
+
 class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     """PLAN: the whole layout, and the manifest of what the addressed node is to hold."""
 
@@ -248,6 +264,7 @@ class PlanHeader(Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: NodeName | None = None  # the first stage's node; None: whoever sends the plan
     rows: Annotated[int, Meta(ge=0, le=MAX_ROWS)] = 0  # decode rows of the largest pack, which memory is for
     pack_tokens: Natural = 0  # prompt tokens beside them
+    pruner: WirePruner | None = None  # of the first stage, and told it alone; None: it prunes as packs say
 
     def __post_init__(self) -> None:
         expected = 0

@@ -27,13 +27,11 @@ from bbquic.runtime.request import Completion, Outcome, Unanswerable
 from bbquic.runtime.seating import Seating
 from bbquic.runtime.seats import Flight, MicroBatch, Pack
 from bbquic.runtime.sequence import Sequence
-from bbquic.runtime.trees import answers_by_row
+from bbquic.runtime.trees import Answered, answers_by_row
 
 __all__ = ["DEPTH", "Pack", "Scheduler", "SchedulerOptions"]
 
 DEPTH = 4  # packs of a micro-batch on their way: one with decode rows, and chunks of prompts behind it
-
-_Answers = list[tuple[Items[int], tuple[int, ...] | None]]  # of rows that want tokens: those, and their paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Scheduler:
         self.generated = 0  # tokens of answers
         self.preempted = 0  # sequences whose KV was dropped
         self.shared = 0  # tokens of prompts that were copied from other slots in place of being read
-        self._came: dict[tuple[int, int], _Answers] = {}  # of steps that rest on others on their way
+        self._came: dict[tuple[int, int], list[Answered]] = {}  # of steps that rest on others on their way
         self._drafting = Drafting(drafter, speculation, most=options.most_guesses, kept=options.kept_guesses)
         self._notices = Notices()
         self._options = options
@@ -259,11 +257,16 @@ class Scheduler:
         return flight.pack
 
     def take_tokens(
-        self, micro_batch: int, step: int, tokens: Items[int], paths: Items[tuple[int, ...]] = ()
+        self,
+        micro_batch: int,
+        step: int,
+        tokens: Items[int],
+        paths: Items[tuple[int, ...]] = (),
+        reached: Items[int] | None = None,
     ) -> list[Completion] | None:
-        """The tokens of a step, and the accepted paths of its trees; gives the answers that ended with it and
-        with those that waited for it. Steps come back in any order; their tokens count once all that they
-        rest on is back.
+        """The tokens of a step, the accepted paths of its trees and how many nodes of them `reached` the last
+        stage; gives the answers that ended with it and with those that waited for it. Steps come back in any
+        order; their tokens count once all that they rest on is back.
 
         None for a step that was answered before (a repeat). Raises: ValueError when no such step was
         ever made or tokens and paths are not the step's.
@@ -272,7 +275,7 @@ class Scheduler:
         if flight is None:
             return None
         pack = flight.pack
-        self._came[micro_batch, step] = answers_by_row(pack.rows, pack.tokens, tokens, paths)
+        self._came[micro_batch, step] = answers_by_row(pack.rows, pack.tokens, tokens, paths, reached)
         return self._settle()
 
     def lose(self, micro_batch: int, step: int, lost: Lost) -> list[Outcome] | None:
@@ -338,7 +341,7 @@ class Scheduler:
             completions += self._commit(flight, answers)
         return completions
 
-    def _commit(self, flight: Flight, answers: _Answers) -> list[Completion]:
+    def _commit(self, flight: Flight, answers: list[Answered]) -> list[Completion]:
         """Hand a pack's tokens to the sequences that still have the seats of its rows. One that ends within a
         path leaves, and what is behind its end is dropped."""
         self._land(flight)
@@ -348,7 +351,7 @@ class Scheduler:
         wanting = [(row.slot, seat) for row, seat in rows if row.wants_token]
         completions: list[Completion] = []
         committed = decoded = 0
-        for place, ((slot, seat), (tokens, path)) in enumerate(zip(wanting, answers, strict=True)):
+        for place, ((slot, seat), (tokens, path, kept)) in enumerate(zip(wanting, answers, strict=True)):
             if not seat.is_taken:
                 continue
             sequence = seat.sequence
@@ -358,7 +361,7 @@ class Scheduler:
                 decoded, committed = decoded + 1, committed + count
             if path is not None:
                 seat.accepted = path[:count]
-                self._learn(sequence, flight.trees[place], path)
+                self._learn(sequence, flight.trees[place], path, kept)
             if sequence.has_ended:
                 completions.append(sequence.completion())
                 self._drafting.forget(sequence)
@@ -366,9 +369,9 @@ class Scheduler:
         self._drafting.noted(batch.index, decoded, flight.guesses, committed)
         return completions
 
-    def _learn(self, sequence: Sequence, tree: DraftTree | None, path: tuple[int, ...]) -> None:
+    def _learn(self, sequence: Sequence, tree: DraftTree | None, path: tuple[int, ...], kept: int) -> None:
         assert tree is not None, "a path is of a tree that was drafted"
-        self._drafting.learn(sequence, tree, path)
+        self._drafting.learn(sequence, tree, path, kept)
 
     def preempt(self, micro_batch: int, slot: int) -> None:
         """Drop the KV of the sequence in a slot; it waits before all others, reads again and goes on.

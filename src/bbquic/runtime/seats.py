@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from bbquic.draft.tree import DraftTree
@@ -26,11 +27,9 @@ class Pack:
     moves: tuple[Move, ...] = ()
     shared_tokens: int = 0  # of prompts, that no row carries: they are copied from other slots
 
-    @property
-    def onward_tokens(self) -> int:
-        """Those that go on from the first stage: all but what is pruned of trees."""
-        trees = (row.tree for row in self.rows if row.tree is not None and row.tree.kept is not None)
-        return len(self.tokens) - sum(len(tree.nodes) - len(tree.kept or ()) for tree in trees)
+    def onward_tokens(self, reached: Items[int]) -> int:
+        """Those that went on from the first stage, `reached` being how many nodes of each tree did."""
+        return len(self.tokens) - sum(row.count for row in self.rows if row.tree is not None) + sum(reached)
 
 
 @dataclass(slots=True, eq=False)

@@ -232,6 +232,7 @@ class StageService:
                 output.tokens,
                 timings,
                 paths=output.paths,
+                reached=tuple(row.count for row in pack.rows if row.tree is not None),
             )
             sent = await self._back.send(Message(Kind.TOKENS, encode_header(answer)))
             self.tally.leave(handed, sent)

@@ -30,16 +30,15 @@ def scheduler_of(options: SchedulerOptions, drafter: Drafter | None) -> Schedule
         prefill_tokens=options.prefill_tokens,
         start=options.start,
     )
-    speculation = MeasuredSpeculation(pace, drafter, options.most_guesses, kept=options.kept_guesses)
+    speculation = MeasuredSpeculation(pace, drafter, options.most_guesses)
     return Scheduler(options, pace, speculation.drafter, speculation)
 
 
 class MeasuredSpeculation:
     """`draft.drafter.Speculation`, for the drafter that `drafter` is and the pace that the scheduler has."""
 
-    def __init__(self, pace: MeasuredPace, drafter: Drafter, most: int, *, kept: int | None = None) -> None:
-        """`kept` guesses of a row go on from the first stage at most, None: all."""
-        self.drafter = WatchedDrafter(drafter, kept)
+    def __init__(self, pace: MeasuredPace, drafter: Drafter, most: int) -> None:
+        self.drafter = WatchedDrafter(drafter)
         self._pace = pace
         self._speculator = Speculator(self._situation, most)
 
@@ -64,9 +63,9 @@ class MeasuredSpeculation:
 class WatchedDrafter(TimedDrafter):
     """A drafter, and what its guesses cost and came to. It may be asked in another thread than it is read."""
 
-    def __init__(self, drafter: Drafter, kept: int | None = None) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
-        self._kept = kept
+        self._kept: dict[int, int] = {}  # of the tree that is learnt next, by key
         self._fit = LinearFit()
         self._asked: dict[int, int] = {}  # guesses, by key
         self._seen: deque[Outcome] = deque()
@@ -95,7 +94,7 @@ class WatchedDrafter(TimedDrafter):
     def learn(self, key: int, tree: DraftTree, path: Sequence[int]) -> None:
         """See `Drafter.learn`."""
         asked = max(self._asked.get(key, 0), tree.guesses)
-        kept = tree.guesses if self._kept is None else min(self._kept, tree.guesses)
+        kept = min(self._kept.pop(key, tree.guesses), tree.guesses)
         rank = {node: place for place, node in enumerate(_by_weight(tree))}
         self._seen.append(Outcome.of_path(asked, tree.guesses, kept, [rank[node] for node in path]))
         super().learn(key, tree, path)
@@ -103,7 +102,12 @@ class WatchedDrafter(TimedDrafter):
     def forget(self, key: int) -> None:
         """See `Drafter.forget`."""
         self._asked.pop(key, None)
+        self._kept.pop(key, None)
         super().forget(key)
+
+    def passed(self, key: int, kept: int) -> None:
+        """See `TimedDrafter.passed`."""
+        self._kept[key] = kept
 
 
 def _by_weight(tree: DraftTree) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bbquic.draft.pruner import Guesses
 from bbquic.errors import ModelError, RemoteProtocolError, StageFailed
 from bbquic.kv.attention import PackedAttention
 from bbquic.kv.compaction import CompactionFailed, Compactor, PackCompaction
@@ -26,6 +27,7 @@ from bbquic.runtime.device import Buffer, Device, Moment, device_for, now
 from bbquic.runtime.memory import host_memory_free, in_words, is_out_of_memory
 from bbquic.runtime.placement import PLAIN, Placement
 from bbquic.runtime.protocol import PackHeader, Stage
+from bbquic.runtime.pruning import Pruning
 from bbquic.runtime.trees import kept_places, token_ids, verdicts
 from bbquic.units import Bytes, Seconds
 
@@ -55,13 +57,15 @@ class Computed:
 class Output:
     """What goes on: `tokens` to the coordinator, or else a tensor's bytes to the next stage.
 
-    `paths` are the accepted ones of rows with trees. A tensor is that of the pack as it goes on (`onward`).
+    `paths` are the accepted ones of rows with trees. A tensor is that of the pack as it goes on (`onward`);
+    where this stage decided what is kept of its trees, `pruned` is the pack that says it.
     """
 
     tokens: tuple[int, ...] | None
     body: bytes | memoryview
     on_host: Seconds  # on time.monotonic()
     paths: tuple[tuple[int, ...], ...] = ()
+    pruned: PackHeader | None = None
 
 
 class StageWorker(Protocol):
@@ -123,11 +127,13 @@ class _Inputs:
     compaction: PackCompaction
     wanted: _Wanted | None  # in the last stage, where a row wants a token
     kept: torch.Tensor | None  # places [K] of what goes on, where that is not all
+    guesses: Guesses | None  # that are to be judged
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         mine = [self.tensor, self.positions, *self.attention.tensors]
         mine += [] if self.wanted is None else [self.wanted.places]
+        mine += [] if self.guesses is None else self.guesses.tensors
         return mine if self.kept is None else [*mine, self.kept]
 
 
@@ -136,6 +142,7 @@ class _Outputs:
     finite: torch.Tensor  # [2], of what came and of what was computed
     hidden: torch.Tensor | None  # [T, D] or what is kept of it; None in the last stage
     choice: Choice | None  # None where no row wants a token
+    scores: torch.Tensor | None  # retention scores [G] of guesses
     compaction: PackCompaction
 
 
@@ -151,8 +158,10 @@ class ModelWorker:
         embeds: bool,
         heads: bool,
         memory_free: Callable[[], Bytes] = host_memory_free,
+        pruning: Pruning | None = None,
     ) -> None:
-        """`memory_free` says what is free where the model computes."""
+        """`memory_free` says what is free where the model computes. With `pruning` this stage decides what
+        goes on of draft trees; else it is as packs say."""
         self.stage = stage
         self._memory_free = memory_free
         self.arena = arena
@@ -162,6 +171,7 @@ class ModelWorker:
         self._compactor = Compactor(arena)
         self._embeds = embeds
         self._heads = heads
+        self._pruning = None if heads else pruning
 
     @property
     def weights_bytes(self) -> Bytes:
@@ -216,6 +226,7 @@ class ModelWorker:
         tensor = self._ids(pack) if self._embeds else self._hidden(pack, data)
         if pack.has_trees:
             token_ids(pack)  # they are needed once it is computed
+        guesses = None if self._pruning is None else self._pruning.guesses(pack, self.device.bring)
         return _Inputs(
             tensor,
             self.device.bring(places.data.cast("B"), torch.int64),
@@ -229,7 +240,8 @@ class ModelWorker:
             ),
             compaction,
             self._wanted(pack, places),
-            self._kept(pack),
+            self._kept(pack) if guesses is None else None,
+            guesses,
         )
 
     def _kept(self, pack: PackHeader) -> torch.Tensor | None:
@@ -282,7 +294,11 @@ class ModelWorker:
             choice = None if inputs.wanted is None else self._choice(hidden, inputs.wanted)
             if inputs.kept is not None:
                 hidden = hidden[inputs.kept]
-            outputs = _Outputs(finite, None if self._heads else hidden, choice, inputs.compaction)
+            scores = None
+            if self._pruning is not None and inputs.guesses is not None:
+                scores = self._pruning.pruner.scores(hidden, inputs.guesses)
+            passed_on = None if self._heads else hidden
+            outputs = _Outputs(finite, passed_on, choice, scores, inputs.compaction)
             return Computed(outputs, began, self.device.moment())
 
     def _move(self, moving: Moving) -> None:
@@ -307,6 +323,8 @@ class ModelWorker:
             tensors.append(outputs.hidden)
         if outputs.choice is not None:
             tensors += outputs.choice.tensors
+        if outputs.scores is not None:
+            tensors.append(outputs.scores)
         with self.device.outbound(computed.computed):
             fetched = self.device.fetch(tensors)
         on_host = Seconds(time.monotonic())
@@ -316,6 +334,9 @@ class ModelWorker:
             raise stage_failure(
                 self.stage, pack, "non_finite", f"it {verb} hidden states that are not finite"
             )
+        if self._pruning is not None and outputs.scores is not None:
+            pruned, body = self._pruning.pruned(pack, np.frombuffer(fetched[2], np.float32), fetched[1])
+            return Output(None, body, on_host, pruned=pruned)
         if outputs.hidden is not None:
             return Output(None, fetched[1], on_host)
         if outputs.choice is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ def kept_places(pack: PackHeader) -> NDArray[np.int64] | None:
     if all(row.tree is None or row.tree.kept is None for row in pack.rows):
         return None
     stays = np.ones(pack.token_count, dtype=np.bool_)
-    for row, start in zip(pack.rows, _starts(pack), strict=True):
+    for row, start in zip(pack.rows, starts(pack), strict=True):
         if row.tree is not None and row.tree.kept is not None:
             stays[start : start + row.count] = np.isin(row.tree.nodes, row.tree.kept)
     return np.flatnonzero(stays)
@@ -57,7 +58,7 @@ def verdicts(
     paths: list[tuple[int, ...]] = []
     ids = token_ids(pack).tolist() if pack.has_trees else []
     asked = 0
-    for row, start in zip(pack.rows, _starts(pack), strict=True):
+    for row, start in zip(pack.rows, starts(pack), strict=True):
         if row.tree is not None:
             tokens = ids[start : start + row.count]
             verdict = verify(row.tree.nodes, row.tree.parents, tokens, partial(_behind, chosen, asked))
@@ -70,16 +71,37 @@ def verdicts(
     return tuple(answers), tuple(paths)
 
 
-def answers_by_row(
-    rows: Sequence[Row], ids: Sequence[int], tokens: Sequence[int], paths: Sequence[Path]
-) -> list[tuple[Sequence[int], Path | None]]:
-    """For each row that wants a token, in order, those it got, and of a tree the path.
+class Answered(NamedTuple):
+    """What a row got: tokens, and where it has a tree the accepted path, and how many guesses went on from
+    the first stage."""
 
-    `ids` are the tokens of the rows themselves. Raises: ValueError when there are more or fewer, or a path is
-    none of the row's tree whose tokens are those that were chosen.
+    tokens: Sequence[int]
+    path: Path | None = None
+    kept: int = 0
+
+
+def answers_by_row(
+    rows: Sequence[Row],
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    paths: Sequence[Path],
+    reached: Sequence[int] | None = None,
+) -> list[Answered]:
+    """For each row that wants a token, in order, what it got.
+
+    `ids` are the tokens of the rows themselves; `reached` says of each tree how many nodes came to the last
+    stage, None: those that the first was told to keep. Raises: ValueError when there are more or fewer, or a
+    path is none of the row's tree whose tokens are those that were chosen.
     """
-    found: list[tuple[Sequence[int], Path | None]] = []
+    found: list[Answered] = []
     left, start, place = list(paths), 0, 0
+    counts = [_kept(row.tree) for row in rows if row.tree is not None]
+    if reached is not None and len(reached) == len(counts):
+        if any(
+            came > row.count for came, row in zip(reached, (row for row in rows if row.tree), strict=True)
+        ):
+            raise ValueError(f"{max(reached)} nodes of a tree that had fewer came to the last stage")
+        counts = list(reached)
     for row in rows:
         if row.tree is not None and not left:
             raise ValueError(f"{len(paths)} paths for more trees")
@@ -87,8 +109,9 @@ def answers_by_row(
         said = tokens[place : place + (len(path) if path else int(row.wants_token))]
         if row.tree is not None and path is not None:
             _check_path(row.tree, ids[start : start + row.count], path, said)
-        if row.wants_token:
-            found.append((said, path))
+            found.append(Answered(said, path, counts.pop(0) - 1))
+        elif row.wants_token:
+            found.append(Answered(said))
         start, place = start + row.count, place + (len(path) if path else int(row.wants_token))
     if left or place != len(tokens):
         raise ValueError(f"{len(tokens)} tokens for {place} rows and nodes, and {len(left)} paths too many")
@@ -102,11 +125,16 @@ def _check_path(tree: Tree, ids: Sequence[int], path: Path, said: Sequence[int])
         raise ValueError(f"{path} is no path of a tree whose tokens were chosen")
 
 
+def _kept(tree: Tree) -> int:
+    return len(tree.nodes if tree.kept is None else tree.kept)
+
+
 def _behind(chosen: Callable[[int], int], first: int, place: int) -> int:
     return chosen(first + place)
 
 
-def _starts(pack: PackHeader) -> list[int]:
+def starts(pack: PackHeader) -> list[int]:
+    """The place of each row's first token."""
     return list(accumulate((row.count for row in pack.rows[:-1]), initial=0))
 
 
