@@ -158,7 +158,9 @@ def test_a_coordinator_on_a_node_drafts_by_n_grams(model: Path, references: Refe
             cluster_of([model] * 2) as cluster,
             deployed(cluster.command, cluster.places(), run_model(model), how, lambda _: None) as ready,
         ):
-            work = SchedulerOptions(2, BATCH, ready.plan.tiers, most_guesses=guesses, kept_guesses=8)
+            work = SchedulerOptions(
+                2, BATCH, ready.plan.tiers, most_guesses=guesses, kept_guesses=8, always_guesses=True
+            )
             loop = RemoteCoordinator(
                 ready.links, ready.plan, work, ends=ends, drafter="n-grams" if guesses else ""
             )

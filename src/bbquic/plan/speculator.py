@@ -217,8 +217,8 @@ class Speculator:
             if best is not None and any(one.level != best for one in present.values()):
                 whose = "all micro-batches" if len(present) > 1 else f"micro-batch {micro_batch}"
                 self._change(whose, self._states[micro_batch], best)
-                for one in self._states.values():
-                    one.level = best
+                for one in self._states.values():  # as far as its rows allowed when it last asked
+                    one.level = min(best, max(one.found, default=best))
                 return
         if len(present) > 1:
             state = self._states[micro_batch]
