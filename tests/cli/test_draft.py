@@ -49,7 +49,9 @@ def test_distill_prints_the_draft_s_directory_and_says_how_good_it_is(
     ],
 )
 def test_what_cannot_be_is_refused(command: list[str], tmp_path: Path, options: list[str], why: str) -> None:
-    done = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "d"), "--threads", "1", *options])
+    done = CliRunner().invoke(
+        app, ["distill", *command, "-o", str(tmp_path / "d"), "--threads", "1", *options]
+    )
     assert isinstance(done.exception, ConfigError)
     assert why in str(done.exception)
 

@@ -48,7 +48,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectory:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    lines = [{"id": str(number), "prompt": f"the {number} and of {7 * number}"} for number in range(70)]
+    lines = [{"id": str(number), "prompt": f"the {number} and of {3 * number}"} for number in range(70)]
     chat = [{"messages": [{"role": "user", "content": "to in is that"}], "max_tokens": 9}]
     file = tmp_path_factory.mktemp("data") / "data.jsonl"
     texts = [{"text": "the and of to in is that it was " * 30}]
@@ -233,8 +233,8 @@ def test_what_it_says_and_the_target_s_own_blocks_agree(target: ModelDirectory) 
     lessons = Teacher(target).lessons([[5, 9, 40], [7, 8, 9, 10]], 6)
     batch = Batch.of(lessons)
     words = Words.draw(batch.tokens, torch.arange(200), len(student.head), 1)
-    assert abs(float(loss(student, batch, words))) < 1e-4
-    assert float(loss(Student(target, (0,)), batch, words)) > 0.1
+    assert abs(float(loss(student, batch, words).detach())) < 1e-4
+    assert float(loss(Student(target, (0,)), batch, words).detach()) > 0.1
 
 
 @settings(max_examples=30)
@@ -322,9 +322,7 @@ def test_another_target_is_refused_and_what_differs_is_named(
     ):
         load_drafter(made.draft, other, ModelDrafterOptions(), free=Bytes(1 << 30))
     shutil.copytree(target.path, tmp_path / "t")
-    (tmp_path / "t" / "tokenizer.json").write_text(
-        (target.path / "tokenizer.json").read_text().replace("filler1", "filler-1")
-    )
+    (tmp_path / "t" / "tokenizer.json").write_text((target.path / "tokenizer.json").read_text() + "\n")
     same = ModelDirectory(tmp_path / "t", "t")
     with pytest.raises(ModelError, match=r"its tokenizer\.json differs"):
         load_drafter(made.draft, same, ModelDrafterOptions(), free=Bytes(1 << 30))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -102,11 +102,11 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._opened = safe_open(path, framework="pt")
-            self._tokens = self._opened.get_tensor("tokens")
-            self._ends = self._opened.get_tensor("ends").tolist()
-            self.answers = self._opened.get_tensor("answers").tolist()
-            self._hidden = self._opened.get_slice("hidden")
+            opened: Any = safe_open(path, framework="pt")
+            self._tokens = opened.get_tensor("tokens")
+            self._ends = opened.get_tensor("ends").tolist()
+            self.answers = opened.get_tensor("answers").tolist()
+            self._hidden = opened.get_slice("hidden")
             sound = len(self._tokens) == self._hidden.get_shape()[0] == self._ends[-1]
         except (OSError, SafetensorError, IndexError) as error:
             raise ModelError(f"{path} is damaged: {error}", hint="delete it; it is made again") from error

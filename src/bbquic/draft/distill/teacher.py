@@ -65,11 +65,12 @@ class Teacher:
         sequences = [_Sequence(slot, list(prompt), []) for slot, prompt in enumerate(prompts)]
         for group in _packs(sequences):
             self._pass(group, where, arena)
-        open_ = sequences if most else []
+        open_ = sequences
         for _ in range(most):
             open_ = self._choose(open_)
-            if open_:
-                self._pass(open_, where, arena)
+            if not open_:
+                break
+            self._pass(open_, where, arena)
         return [
             Lesson(
                 torch.tensor(one.tokens, dtype=torch.int32)[: len(hidden)],
@@ -96,7 +97,7 @@ class Teacher:
         attention = PackedAttention(rows, where, arena, device=CPU)
         hidden = self._model.embed(torch.tensor(tokens))
         hidden = self._model.run(hidden, torch.from_numpy(positions(rows)), attention)
-        for one, new in zip(sequences, hidden.split([row.count for row in rows]), strict=True):
+        for one, new in zip(sequences, torch.split(hidden, [row.count for row in rows]), strict=True):
             one.hidden.append(new.clone())
             one.computed += len(new)
 
