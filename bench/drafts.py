@@ -60,7 +60,8 @@ class Walk:
 
     @property
     def per_pass(self) -> float:
-        return self.committed / self.passes
+        """1 where every answer came with its prompt."""
+        return self.committed / self.passes if self.passes else 1.0
 
 
 def answers(
@@ -154,9 +155,10 @@ def measure(name: str, drafter: Drafter, answered: Sequence[Answered], *, quick:
         found = walk(drafter, answered, guesses, chain=chain)
         shape = f"chain_{guesses}" if chain else f"tree_{guesses}"
         measured[f"{name}_{shape}"] = found.per_pass
+        each = found.guesses / max(1, found.passes)
         print(
-            f"{name} {shape}: {found.per_pass:.3f} tokens a pass, {found.guesses / found.passes:.1f} guesses "
-            f"each, over {found.committed:,} tokens",
+            f"{name} {shape}: {found.per_pass:.3f} tokens a pass, {each:.1f} guesses each, over "
+            f"{found.committed:,} tokens",
             flush=True,
         )
     return measured
@@ -170,13 +172,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=32, help="prompts of each file")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--cache", type=Path, help="where answers are kept")
-    parser.add_argument("--quick", action="store_true", help="two short answers: does it start?")
+    parser.add_argument("--quick", action="store_true", help="four short answers: does it start?")
     parser.add_argument("--bars", action="store_true", help="check against bench/bars.toml; exit 1 if short")
     args = parser.parse_args(argv)
     if args.model in KNOWN:
         fetch_model(args.model, user_cache(), partial(print, file=sys.stderr))
     target = resolve_model(args.model, user_cache())
-    count, tokens = (2, 12) if args.quick else (args.count, args.tokens)
+    count, tokens = (4, 12) if args.quick else (args.count, args.tokens)
     files = [Path(file) for file in args.prompts.split(",")]
     answered = answers(target, files, count, tokens, args.cache or user_cache() / "bench_drafts")
     measured = measure("ngram", NgramDrafter(), answered, quick=args.quick)

@@ -70,6 +70,19 @@ def test_speculation_is_measured_in_small() -> None:
     assert "gain_125_100_4: " in said or any(one in said for one in (NO_NETWORK, "is not here"))
 
 
+@pytest.mark.real_model
+def test_drafts_are_judged_in_small() -> None:
+    assert "ngram tree_8: " in started("drafts", "--quick")
+
+
+@pytest.mark.real_model
+def test_pruning_is_judged_where_there_is_a_pruner() -> None:
+    assert (
+        "dropped_at_96_" in (said := started("pruning", "--quick", codes=(0, 1)))
+        or "there is no pruner" in said
+    )
+
+
 def test_gpu_check_starts_and_says_whether_it_could_check_anything() -> None:
     said = started("gpu_check")
     assert "nothing was checked" in said or "tokens: ok" in said

@@ -174,7 +174,10 @@ async def deployed(
         layout = placed.layout
         plan = make_plan(new_job_id(), model.directory, model.manifest, placed.descriptions, layout)
         if options.drafting.is_on or options.pruning.file is not None:
-            plan = with_pruner(plan, model.directory, model.manifest, options.pruning, report)
+            # n-grams that nobody asked for say nothing of what could prune them
+            asked = options.drafting.model is not None or options.pruning != PruneOptions()
+            heard = report if asked else lambda _: None
+            plan = with_pruner(plan, model.directory, model.manifest, options.pruning, heard)
         links = tuple(map(StageLink, plan.stages, placed.channels))
         plans = [for_stage(plan, link.stage, model.directory) for link in links]
         failed = True
