@@ -17,11 +17,11 @@ NO_NETWORK = "no emulated links here"
 
 
 def started(name: str, *flags: str, codes: tuple[int, ...] = (0,)) -> str:
-    """What a bench prints that ends with one of the `codes`; 1: bars are short, as they may be here."""
+    """All that a bench prints that ends with one of the `codes`; 1: bars are short, as they may be here."""
     command = [sys.executable, "-m", f"bench.{name}", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode in codes, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.mark.real_model
@@ -77,10 +77,8 @@ def test_drafts_are_judged_in_small() -> None:
 
 @pytest.mark.real_model
 def test_pruning_is_judged_where_there_is_a_pruner() -> None:
-    assert (
-        "dropped_at_96_" in (said := started("pruning", "--quick", codes=(0, 1)))
-        or "there is no pruner" in said
-    )
+    said = started("pruning", "--quick", codes=(0, 1))
+    assert "dropped_at_96_" in said or "there is no pruner" in said
 
 
 def test_gpu_check_starts_and_says_whether_it_could_check_anything() -> None:
