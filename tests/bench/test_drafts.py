@@ -79,4 +79,4 @@ def test_the_bench_runs_with_a_draft_and_keeps_the_answers(
     shown = capsys.readouterr()
     assert "draft chain_3: 3.667 tokens a pass" in shown.out  # all of 11 tokens, its own
     assert "draft_tree_16 - >=1.6 short" in shown.out
-    assert shown.err.count("answered 2 of 2") == 1  # kept
+    assert shown.err.count("answered 3 of 3") == 1  # kept
